@@ -1,0 +1,1 @@
+"""kvstore connector for Hugging Face transformers."""

@@ -1,0 +1,1 @@
+"""Lossless codecs of kvstore: zstd, planes, planes-base."""
