@@ -44,58 +44,65 @@ if TYPE_CHECKING:
 
 __version__: Final = "0.1.0"
 
-_HOME: Final[dict[str, str]] = {
-    "BlockExtra": "kvstore.keys",
-    "BlockHashKey": "kvstore.keys",
-    "BlockSpec": "kvstore.spec",
-    "BlockStatus": "kvstore.types",
-    "Config": "kvstore.config",
-    "DefaultsConfig": "kvstore.config",
-    "Health": "kvstore.stats",
-    "KVCache": "kvstore.cache",
-    "KVCacheKey": "kvstore.keys",
-    "L1Config": "kvstore.config",
-    "Lookup": "kvstore.results",
-    "Namespace": "kvstore.namespace",
-    "Presence": "kvstore.types",
-    "Stats": "kvstore.stats",
-    "TierConfig": "kvstore.config",
-    "TokenKey": "kvstore.keys",
-    "hookimpl": "kvstore.hookspecs",
-} | dict.fromkeys(
-    (
-        "BackendError",
-        "BackendFullError",
-        "BackendPermissionError",
-        "BackendTimeoutError",
-        "BackendUnavailableError",
-        "CapacityError",
-        "ClosedError",
-        "ConfigError",
-        "CorruptRecordError",
-        "DeadlineError",
-        "KVStoreError",
-        "KeyMismatchError",
-        "NotSupportedError",
-        "PluginConflictError",
-        "PluginError",
-        "PluginIncompatibleError",
-        "PluginLoadError",
-        "PluginNotFoundError",
-        "SpecMismatchError",
-        "UnknownKeyError",
-    ),
-    "kvstore.errors",
-)
+__all__ = [
+    "BackendError",
+    "BackendFullError",
+    "BackendPermissionError",
+    "BackendTimeoutError",
+    "BackendUnavailableError",
+    "BlockExtra",
+    "BlockHashKey",
+    "BlockSpec",
+    "BlockStatus",
+    "CapacityError",
+    "ClosedError",
+    "Config",
+    "ConfigError",
+    "CorruptRecordError",
+    "DeadlineError",
+    "DefaultsConfig",
+    "Health",
+    "KVCache",
+    "KVCacheKey",
+    "KVStoreError",
+    "KeyMismatchError",
+    "L1Config",
+    "Lookup",
+    "Namespace",
+    "NotSupportedError",
+    "PluginConflictError",
+    "PluginError",
+    "PluginIncompatibleError",
+    "PluginLoadError",
+    "PluginNotFoundError",
+    "Presence",
+    "SpecMismatchError",
+    "Stats",
+    "TierConfig",
+    "TokenKey",
+    "UnknownKeyError",
+    "__version__",
+    "hookimpl",
+]
 
-__all__ = sorted([*_HOME, "__version__"])  # noqa: PLE0605 - one table says each public name once
+_MODULES: Final[dict[str, tuple[str, ...]]] = {
+    "kvstore.cache": ("KVCache",),
+    "kvstore.config": ("Config", "DefaultsConfig", "L1Config", "TierConfig"),
+    "kvstore.hookspecs": ("hookimpl",),
+    "kvstore.keys": ("BlockExtra", "BlockHashKey", "KVCacheKey", "TokenKey"),
+    "kvstore.namespace": ("Namespace",),
+    "kvstore.results": ("Lookup",),
+    "kvstore.spec": ("BlockSpec",),
+    "kvstore.stats": ("Health", "Stats"),
+    "kvstore.types": ("BlockStatus", "Presence"),
+}
 
 
 def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
+    if name not in __all__:
         msg = f"module 'kvstore' has no attribute {name!r}"
         raise AttributeError(msg)
+    home = next((module for module, names in _MODULES.items() if name in names), "kvstore.errors")
     value = getattr(importlib.import_module(home), name)
     globals()[name] = value
     return value

@@ -130,6 +130,10 @@ class Usage:
     evicted: int = 0
 
 
+def _ignore(names: Sequence[bytes]) -> None:
+    """Nobody listens to evictions."""
+
+
 @dataclass(frozen=True, slots=True)
 class BackendContext:
     """What the core gives a backend when it opens it.
@@ -154,7 +158,7 @@ class BackendContext:
     durability: Durability = "cache"
     namespace: bytes = b""
     namespace_json: str = "{}"
-    removed: Callable[[Sequence[bytes]], None] = lambda names: None
+    removed: Callable[[Sequence[bytes]], None] = _ignore
     read_only: bool = False
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("kvstore.backend"))
 
@@ -206,7 +210,9 @@ class Backend(ABC):
 
         return self.read_many(names, place, done, call)
 
-    def read_many(self, names: Sequence[bytes], place: Place, done: Callable[[int], None], call: Call) -> list[ReadStatus]:
+    def read_many(
+        self, names: Sequence[bytes], place: Place, done: Callable[[int], None], call: Call
+    ) -> list[ReadStatus]:
         """Read records into the buffers that ``place`` gives; ``done(i)`` follows each full one.
 
         The buffers of one record are a scatter list whose total length is ``info.nbytes``.

@@ -23,7 +23,16 @@ DTYPES: Final[dict[str, tuple[int, int]]] = {
 }
 
 # Stored layout ids, for life. 0 is opaque; 255 means "see the spec fingerprint".
-LAYOUTS: Final[dict[str, int]] = {"opaque": 0, "LCND": 1, "NCLD": 2, "LCHND": 3, "LNCD": 4, "CLND": 5, "NLCD": 6, "CNLD": 7}
+LAYOUTS: Final[dict[str, int]] = {
+    "opaque": 0,
+    "LCND": 1,
+    "NCLD": 2,
+    "LCHND": 3,
+    "LNCD": 4,
+    "CLND": 5,
+    "NLCD": 6,
+    "CNLD": 7,
+}
 OTHER_LAYOUT_ID: Final = 255
 
 _MAX_BLOCK_BYTES: Final = 1 << 32  # segment lengths are u32; a block above 4 GiB is a mistake
@@ -93,7 +102,7 @@ class BlockSpec:
             raise ValueError(msg)
         _axes(self.layout)
         if self.nbytes >= _MAX_BLOCK_BYTES:
-            msg = f"one block would take {self.nbytes} bytes; expected less than {_MAX_BLOCK_BYTES}: use fewer block_tokens"
+            msg = f"one block takes {self.nbytes} bytes; expected less than {_MAX_BLOCK_BYTES}: use fewer block_tokens"
             raise ValueError(msg)
 
     @classmethod
@@ -106,7 +115,16 @@ class BlockSpec:
             tag: Names the engine's layout; part of the identity, so that other bytes of the same
                 size never match.
         """
-        return cls(layers=1, kv_heads=1, head_dim=nbytes, block_tokens=block_tokens, dtype="opaque", layout="opaque", kv=1, opaque_tag=tag)
+        return cls(
+            layers=1,
+            kv_heads=1,
+            head_dim=nbytes,
+            block_tokens=block_tokens,
+            dtype="opaque",
+            layout="opaque",
+            kv=1,
+            opaque_tag=tag,
+        )
 
     @property
     def is_opaque(self) -> bool:
@@ -155,7 +173,16 @@ class BlockSpec:
 
     def fingerprint(self) -> bytes:
         """16 bytes that differ whenever the bytes of a block would mean something else."""
-        fields: tuple[Any, ...] = (self.dtype, self.axes, self.kv, self.layers, self.kv_heads, self.head_dim, self.block_tokens, self.opaque_tag)
+        fields: tuple[Any, ...] = (
+            self.dtype,
+            self.axes,
+            self.kv,
+            self.layers,
+            self.kv_heads,
+            self.head_dim,
+            self.block_tokens,
+            self.opaque_tag,
+        )
         h = hashlib.sha256(b"kvstore-block-spec-v1")
         for value in fields:
             text = str(value).encode()
@@ -166,14 +193,20 @@ class BlockSpec:
 def _axes(layout: str) -> str:
     axes = layout if "H" in layout else layout.replace("D", "HD")
     if sorted(axes) != sorted("LCNHD") or not axes.endswith("D"):
-        msg = f"layout {layout!r} is not valid; expected an order of L, C, N and D (or L, C, N, H and D) that ends in D, such as 'LCND'"
+        msg = (
+            f"layout {layout!r} is not valid; expected an order of L, C, N and D (or L, C, N, H and D) "
+            "that ends in D, such as 'LCND'"
+        )
         raise ValueError(msg)
     return axes
 
 
 def _check_opaque(spec: BlockSpec) -> None:
     if spec.dtype != "opaque" or not spec.opaque_tag:
-        msg = "an opaque spec needs a tag that names the engine's layout; use BlockSpec.opaque(nbytes, block_tokens=..., tag=...)"
+        msg = (
+            "an opaque spec needs a tag that names the engine's layout; "
+            "use BlockSpec.opaque(nbytes, block_tokens=..., tag=...)"
+        )
         raise ValueError(msg)
     for name, value in (("nbytes", spec.head_dim), ("block_tokens", spec.block_tokens)):
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MAX_DIM:

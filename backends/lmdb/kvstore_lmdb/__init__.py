@@ -1,1 +1,1 @@
-"""LMDB backend of kvstore."""
+"""LMDB backend of kvstore: a shared, persistent tier in one memory-mapped file."""

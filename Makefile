@@ -1,0 +1,63 @@
+# kvstore. The two commands to know are `make demo` and `make test`. Each makes its own virtual
+# environment; the machine needs python3 (3.11 or newer, with pip and venv) and make.
+
+VENV ?= .venv
+DEMO_ARGS ?=
+PYTEST_ARGS ?=
+BENCH_ARGS ?=
+
+PY := $(VENV)/bin/python
+INSTALL := sh requirements/install.sh $(VENV)
+
+.PHONY: help demo test lint format bench venv clean distclean
+
+help:
+	@echo 'make demo       a real model skips its prefill: compute, store, restart, restore (DEMO_ARGS=...)'
+	@echo 'make test       every test, the short form of the demo included (PYTEST_ARGS=...)'
+	@echo 'make lint       ruff, mypy --strict, import layers, file lengths'
+	@echo 'make format     let ruff rewrite the sources'
+	@echo 'make bench      benchmarks; each prints its machine and its baseline (BENCH_ARGS=...)'
+	@echo 'make clean      remove caches and build outputs; make distclean the environments too'
+	@echo 'VENV=DIR uses another environment, PYTHON=EXE makes it with another interpreter.'
+
+demo: $(VENV)/.stamp-demo
+	@$(PY) -m kvstore demo $(DEMO_ARGS)
+
+test: $(VENV)/.stamp-dev
+	@$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.stamp-dev
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check .
+	@$(PY) -m mypy
+	@$(PY) -m pytest -q tests/layers
+
+format: $(VENV)/.stamp-dev
+	@$(PY) -m ruff check --fix-only .
+	@$(PY) -m ruff format .
+
+bench: $(VENV)/.stamp-dev
+	@for script in benchmarks/bench_*.py; do \
+		echo "== $$script"; $(PY) "$$script" $(BENCH_ARGS) || exit 1; done
+
+venv: $(VENV)/.stamp-dev
+
+# The stages build on each other; a stamp is as new as the last install that its inputs asked for.
+$(VENV)/.stamp-torch: requirements/torch.txt requirements/install.sh
+	@$(INSTALL) torch
+	@touch $@
+
+$(VENV)/.stamp-demo: $(VENV)/.stamp-torch pyproject.toml requirements/dev.txt requirements/model.txt
+	@$(INSTALL) demo
+	@touch $@
+
+$(VENV)/.stamp-dev: $(VENV)/.stamp-demo
+	@$(INSTALL) dev
+	@touch $@
+
+clean:
+	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist demo-report
+	find kvstore backends plugins tests benchmarks examples -name __pycache__ -type d -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf .venv .venv-*

@@ -1,0 +1,150 @@
+"""Where the database lies: creating the directory safely and judging the file system under it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import stat
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from kvstore.errors import BackendPermissionError, BackendUnavailableError, ConfigError
+
+_MOUNTS: Final = Path("/proc/self/mounts")
+_NETWORK: Final = frozenset(
+    {
+        "nfs", "nfs4", "cifs", "smb2", "smb3", "smbfs", "9p", "afs", "beegfs", "ceph", "coda", "davfs", "fuse", "gfs2",
+        "glusterfs", "gpfs", "ipfs", "juicefs", "lustre", "moosefs", "ncpfs", "ocfs2", "orangefs", "panfs", "pvfs2",
+        "quobyte", "wekafs",
+    }
+)  # fmt: skip
+_FOREIGN_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+
+
+def resolve(path: str) -> Path:
+    """Return the absolute directory that the option ``path`` means.
+
+    Raises:
+        ConfigError: It is empty or contains a NUL character.
+    """
+    if not path or "\0" in path:
+        raise ConfigError(f"backend 'lmdb', option 'path': {path!r} is not a directory name")
+    return Path(path).expanduser().absolute()
+
+
+def file_system(path: Path, mounts: str) -> str:
+    """Name the type of the file system that holds ``path``.
+
+    Args:
+        path: Absolute path; its nearest existing parent counts.
+        mounts: Text of ``/proc/self/mounts``.
+
+    Returns:
+        The type, such as ``"ext4"``; empty when unknown.
+    """
+    real = os.path.realpath(path)
+    best, kind = "", ""
+    for line in mounts.splitlines():
+        fields = line.split(" ")
+        if len(fields) < 3:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda m: chr(int(m.group(1), 8)), fields[1])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        if inside and len(point) >= len(best):
+            best, kind = point, fields[2]
+    return kind
+
+
+def is_network(kind: str) -> bool:
+    """Whether a file system type shares its files with other machines or lives in a daemon."""
+    return kind in _NETWORK or kind.startswith("fuse.")
+
+
+def check_file_system(path: Path, *, allow_network: bool, logger: logging.Logger) -> str:
+    """Refuse a network file system unless allowed; return the type found.
+
+    Raises:
+        BackendUnavailableError: It is one and ``allow_network`` is false.
+    """
+    try:
+        kind = file_system(path, _MOUNTS.read_text(encoding="utf-8", errors="replace"))
+    except OSError:
+        return ""
+    if not is_network(kind):
+        return kind
+    if not allow_network:
+        raise BackendUnavailableError(
+            f"backend 'lmdb', option 'path': {path} lies on the network file system {kind!r}, where a shared memory "
+            "map may tear records or kill the process; use a local disk or set allow_network_fs = true"
+        )
+    logger.warning("%s lies on the network file system %r; records may tear and the process may die", path, kind)
+    return kind
+
+
+def prepare(path: Path, logger: logging.Logger) -> None:
+    """Create the directory with mode 0700, or look at who else may write to it.
+
+    Raises:
+        BackendUnavailableError: Something else is there.
+        OSError: It cannot be created.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        path.mkdir(mode=0o700)
+    except FileExistsError:
+        found = path.stat()
+        if not stat.S_ISDIR(found.st_mode):
+            raise BackendUnavailableError(
+                f"backend 'lmdb', option 'path': {path} is not a directory; name one that is or does not exist yet"
+            ) from None
+        if found.st_mode & _FOREIGN_WRITE or found.st_uid != os.geteuid():
+            logger.warning(
+                "%s belongs to uid %d and has mode %04o: others can replace stored records; chmod 0700 it",
+                path,
+                found.st_uid,
+                stat.S_IMODE(found.st_mode),
+            )
+    else:
+        path.chmod(0o700)  # whatever the umask says
+
+
+def regular_file(path: Path) -> os.stat_result | None:
+    """Stat a file of the store without following links; None when absent.
+
+    Raises:
+        BackendPermissionError: It is a symbolic link.
+    """
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return None
+    if stat.S_ISLNK(found.st_mode):
+        raise BackendPermissionError(
+            f"{path} is a symbolic link; kvstore does not follow links inside its directory: remove it"
+        )
+    return found
+
+
+def describe_namespace(path: Path, namespace: bytes, text: str) -> None:
+    """Keep the readable description of a namespace at ``namespaces/<hex>.json``, replaced atomically.
+
+    Raises:
+        OSError: It cannot be written; the store works without it.
+    """
+    folder = path / "namespaces"
+    folder.mkdir(mode=0o700, exist_ok=True)
+    if folder.is_symlink():
+        raise OSError(f"{folder} is a symbolic link")
+    target = folder / f"{namespace.hex()}.json"
+    if target.is_file() and not target.is_symlink() and target.read_text(encoding="utf-8") == text:
+        return
+    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=folder)  # mode 0600, O_EXCL
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as out:
+            out.write(text)
+        Path(temporary).replace(target)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

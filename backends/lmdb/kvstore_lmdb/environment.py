@@ -1,0 +1,283 @@
+"""One shared environment per directory and process, and what happens to it on close and fork."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import lmdb
+
+from kvstore.errors import BackendUnavailableError, ClosedError, ConfigError
+from kvstore_lmdb.gate import Gate
+from kvstore_lmdb.guard import GuardedEnvironment, GuardSettings, close_guarded, open_guarded
+
+RECORDS, INDEX, RECENCY, NOTES = b"records", b"index", b"recency", b"notes"
+TREES: Final = (RECORDS, INDEX, RECENCY, NOTES)
+_CLOSE_S: Final = 4.0
+_FORK_WAIT_S: Final = 0.5
+
+Removed = Callable[[Sequence[bytes]], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Trees:
+    """Handles of the named trees.
+
+    Attributes:
+        records: Stored name -> record.
+        index: Stored name -> sequence number and sizes (see :mod:`kvstore_lmdb.entry`).
+        recency: Sequence number, 8 bytes big-endian -> stored name; oldest use first.
+        notes: Format, capacity, epochs, unfinished drops.
+    """
+
+    records: lmdb._Database
+    index: lmdb._Database
+    recency: lmdb._Database
+    notes: lmdb._Database
+
+
+class Environment:
+    """An open LMDB environment that all backends of this process on one directory share.
+
+    Operations run between :meth:`entered`; the last user's :meth:`close` waits for them.
+    """
+
+    def __init__(self, opened: GuardedEnvironment, trees: Trees) -> None:
+        self.opened: Final = opened
+        self.env: Final = opened.env
+        self.trees: Final = trees
+        self.read_only: Final = opened.read_only
+        self.durability: Final = opened.durability
+        self.page_bytes: Final = int(opened.env.stat()["psize"])
+        self.gate: Final = Gate()
+        self.write_lock: Final = threading.Lock()
+        self.evicted = 0
+        self._listeners: dict[int, Removed] = {}
+        self._suspect = False
+        self._retired = False
+        self._void = False
+        self._closing = False
+
+    @property
+    def data(self) -> Path:
+        """Path of the data file."""
+        return self.opened.data
+
+    @property
+    def usable(self) -> bool:
+        """Whether operations may start: neither retired nor inherited over a fork."""
+        return not (self._retired or self._void)
+
+    @property
+    def inherited(self) -> bool:
+        """Whether the process was forked since it was opened."""
+        return self._void
+
+    @contextlib.contextmanager
+    def entered(self) -> Iterator[lmdb.Environment | None]:
+        """Run one operation; yields None when the environment is retired.
+
+        Raises:
+            ClosedError: The process was forked since; the child must open its own.
+        """
+        if self._void:
+            raise ClosedError("this LMDB backend was inherited over a fork; open a new one in the child process")
+        if not self.gate.enter():
+            yield None
+            return
+        try:
+            yield self.env
+        finally:
+            self.gate.leave()
+
+    def retire(self, *, suspect: bool) -> None:
+        """Let no operation start any more; the users drop it and open anew.
+
+        Args:
+            suspect: liblmdb reported damage, so the next opener must check the file.
+        """
+        self._suspect = self._suspect or suspect
+        self._retired = True
+        self.gate.shut()
+
+    def replaced(self) -> bool:
+        """Whether the path no longer leads to the file that is mapped."""
+        try:
+            found = self.data.lstat()
+        except OSError:
+            return True
+        return (found.st_dev, found.st_ino) != self.opened.identity
+
+    def listen(self, owner: int, removed: Removed) -> None:
+        """Tell ``removed`` about evicted names until :meth:`forget`."""
+        self._listeners = {**self._listeners, owner: removed}
+
+    def forget(self, owner: int) -> None:
+        """Stop telling a backend about evicted names."""
+        self._listeners = {k: v for k, v in self._listeners.items() if k != owner}
+
+    def report_removed(self, names: Sequence[bytes]) -> None:
+        """Tell every backend of this process; call it after the commit."""
+        self.evicted += len(names)
+        for removed in self._listeners.values():
+            removed(names)
+
+    def close(self) -> None:
+        """Wait for running operations, bring everything to the medium and close; blocks."""
+        self.gate.shut()
+        self.gate.wait_empty(None)
+        self._closing = True
+        close_guarded(self.opened, suspect=self._suspect)
+
+    def void(self) -> None:
+        """Give up an inherited environment in a forked child.
+
+        With operations running at the fork, their transactions were copied too: liblmdb would
+        give back the parent's reader slots if the object died, so it is kept alive for good.
+        """
+        self._void = True
+        if self.gate.inside or self._closing:
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.env))
+            return
+        self.env.close()  # unmaps and closes this process's descriptors; locks and slots stay the parent's
+        if self.opened.state is not None:
+            self.opened.state.close()
+
+
+class _Seat:
+    """A directory's entry in the registry."""
+
+    def __init__(self, environment: Environment) -> None:
+        self.environment = environment
+        self.users = 1
+        self.closed = threading.Event()
+
+
+class Registry:
+    """The environments of this process by device and inode of their directory.
+
+    liblmdb forbids opening a file twice in one process (its POSIX locks would be lost), so
+    backends on one directory share the environment, and a new one opens after the old has closed.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.RLock()
+        self._seats: dict[tuple[int, int], _Seat] = {}
+        self._hooked = False
+
+    def acquire(self, directory: Path, settings: GuardSettings, logger: logging.Logger) -> Environment:
+        """Join or open the environment of a directory; pair with :meth:`release`.
+
+        Raises:
+            BackendError: See :func:`~kvstore_lmdb.guard.open_guarded`.
+            OSError, lmdb.Error: The system refused.
+        """
+        with self._lock:
+            self._watch_forks()
+            found = directory.stat()
+            key = (found.st_dev, found.st_ino)
+            seat = self._seats.get(key)
+            if seat is not None and not seat.users:
+                if not seat.closed.wait(_CLOSE_S):
+                    raise BackendUnavailableError(f"{directory} is still being closed by this process; try again")
+                seat = None
+            if seat is None:
+                environment = _make(open_guarded(directory, settings, logger))
+                self._seats[key] = _Seat(environment)
+                return environment
+            _check_joinable(seat.environment, settings)
+            seat.users += 1
+            return seat.environment
+
+    def release(self, environment: Environment, logger: logging.Logger) -> None:
+        """Give an environment back; the last user closes it, within about 4 s."""
+        with self._lock:
+            key = next((k for k, s in self._seats.items() if s.environment is environment), None)
+            if key is None:
+                return
+            seat = self._seats[key]
+            seat.users -= 1
+            if seat.users:
+                return
+            environment.gate.shut()
+            # A sync of much data or a reader that hangs must not hold the caller up: a daemon
+            # thread finishes the work, and the state file stays "open" until it has.
+            closer = threading.Thread(target=self._close, args=(key, seat), name="kvstore-lmdb-close", daemon=True)
+            closer.start()
+        if not seat.closed.wait(_CLOSE_S):
+            logger.warning("%s: closing takes longer than %g s and goes on behind", environment.data, _CLOSE_S)
+
+    def _close(self, key: tuple[int, int], seat: _Seat) -> None:
+        seat.environment.close()
+        seat.closed.set()
+        with self._lock:
+            if self._seats.get(key) is seat:
+                del self._seats[key]
+
+    def _watch_forks(self) -> None:
+        if not self._hooked:
+            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
+            self._hooked = True
+
+    def _environments(self) -> list[Environment]:
+        return [seat.environment for seat in list(self._seats.values())]
+
+    def _before(self) -> None:
+        for environment in self._environments():
+            environment.gate.pause(_FORK_WAIT_S)
+
+    def _in_parent(self) -> None:
+        for environment in self._environments():
+            environment.gate.resume()
+
+    def _in_child(self) -> None:
+        inherited = self._environments()
+        self._lock = threading.RLock()
+        self._seats = {}
+        for environment in inherited:
+            environment.void()
+
+
+def _check_joinable(environment: Environment, settings: GuardSettings) -> None:
+    directory = environment.data.parent
+    if not environment.usable or environment.replaced():
+        raise BackendUnavailableError(f"{environment.data} was replaced or damaged while open; it is being reopened")
+    if environment.read_only and not settings.read_only:
+        raise BackendUnavailableError(f"{directory} is open read-only in this process; close that first")
+    if not settings.read_only and environment.durability != settings.durability:
+        raise ConfigError(
+            f"backend 'lmdb', option 'durability': {directory} is open in this process with "
+            f"durability = {environment.durability!r}; use the same value everywhere"
+        )
+
+
+def _check_ours(env: lmdb.Environment, directory: Path) -> None:
+    """Leave other programs' databases alone."""
+    with env.begin() as txn, txn.cursor() as cursor:
+        names = set(cursor.iternext(values=False))
+    if names and NOTES not in names:
+        raise ConfigError(
+            f"backend 'lmdb', option 'path': {directory} holds the LMDB database of another program; "
+            "name another directory"
+        )
+
+
+def _make(opened: GuardedEnvironment) -> Environment:
+    try:
+        _check_ours(opened.env, opened.data.parent)
+        handles = [opened.env.open_db(name, create=not opened.read_only) for name in TREES]
+    except BaseException:
+        close_guarded(opened)
+        raise
+    return Environment(opened, Trees(*handles))
+
+
+REGISTRY: Final = Registry()
+"""The one registry of this process, because what it guards (POSIX locks) belongs to the process."""

@@ -1,0 +1,36 @@
+"""Registration of the LMDB backend; imports neither lmdb nor numpy."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from kvstore.hookspecs import hookimpl
+from kvstore.plugins import BackendPlugin
+from kvstore_lmdb.options import DEFAULT_CAPACITY_BYTES, LmdbOptions
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from kvstore.backend import Backend
+
+
+def _make() -> Backend:
+    from kvstore_lmdb.backend import LmdbBackend
+
+    return LmdbBackend()
+
+
+@hookimpl
+def kvstore_register_backends() -> Iterable[BackendPlugin]:
+    """Offer ``backend = "lmdb"``."""
+    return [
+        BackendPlugin(
+            name="lmdb",
+            options=LmdbOptions,
+            factory=_make,
+            summary="Memory-mapped file on a local disk, shared by processes; hot reads are one memcpy.",
+            default_codec="none",
+            default_capacity_bytes=DEFAULT_CAPACITY_BYTES,
+            max_writers=1,
+        )
+    ]

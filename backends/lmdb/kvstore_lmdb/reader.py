@@ -1,0 +1,146 @@
+"""Reads: short transactions over the map, in the calling thread."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from typing import Any, Final
+
+import lmdb
+
+from kvstore.backend import Receive, RecordInfo
+from kvstore.types import Call, Presence, ReadStatus
+from kvstore_lmdb.entry import Entry
+from kvstore_lmdb.environment import Environment
+
+# A read transaction keeps every page that is freed after its start from being reused.
+_RENEW_BYTES: Final = 32 << 20
+_RENEW_S: Final = 0.05
+_SCAN_RECORDS: Final = 512
+_STOP_EVERY: Final = 256  # names between two looks at the clock in a pure lookup
+
+
+def begin(environment: Environment) -> Any:
+    """Begin a read transaction whose values are views; frees dead readers' slots when none is left."""
+    try:
+        return environment.env.begin(buffers=True)
+    except lmdb.ReadersFullError:
+        environment.env.reader_check()
+        return environment.env.begin(buffers=True)
+
+
+def get_many(
+    environment: Environment, names: Sequence[bytes], receive: Receive, call: Call, statuses: list[ReadStatus]
+) -> Exception | None:
+    """Fill ``statuses`` in order; return the error that ended the reading early, if any.
+
+    Exceptions from ``receive`` propagate after the transaction has ended.
+    """
+    reading = _Reading(environment, names, receive, call, statuses)
+    error: Exception | None = None
+    while error is None and reading.at < len(names):
+        try:
+            txn = begin(environment)
+        except lmdb.Error as e:
+            return e
+        with txn:
+            error = reading.run(txn)
+    return error
+
+
+class _Reading:
+    """Progress of one ``get_many`` over its transactions."""
+
+    def __init__(
+        self, environment: Environment, names: Sequence[bytes], receive: Receive, call: Call, statuses: list[ReadStatus]
+    ) -> None:
+        self.at = 0
+        self._tree: Final = environment.trees.records
+        self._names: Final = names
+        self._receive: Final = receive
+        self._call: Final = call
+        self._statuses: Final = statuses
+
+    def run(self, txn: Any) -> Exception | None:
+        """Read until the end or until the transaction is due for renewal."""
+        end = time.monotonic() + _RENEW_S
+        room = _RENEW_BYTES
+        while self.at < len(self._names) and room > 0 and time.monotonic() < end:
+            if self._call.stop():
+                self._rest(ReadStatus.SKIPPED if self._call.cancelled else ReadStatus.TIMEOUT)
+                return None
+            try:
+                view = txn.get(self._names[self.at], db=self._tree)
+            except lmdb.BadValsizeError:
+                view = None  # no such name can be stored
+            except lmdb.Error as e:
+                return e
+            if view is not None:
+                room -= view.nbytes
+                self._deliver(view)
+            elif self._absent():
+                return None
+            self.at += 1
+        return None
+
+    def _deliver(self, view: memoryview) -> None:
+        """Show one record; its memory is the map's and must not outlive the transaction."""
+        try:
+            self._receive(self.at, view)
+        finally:
+            with contextlib.suppress(BufferError):  # a caller's own view of it still lives; it must not use it
+                view.release()
+        self._statuses[self.at] = ReadStatus.OK
+
+    def _absent(self) -> bool:
+        """Note a missing record; True when it ends the call."""
+        self._statuses[self.at] = ReadStatus.ABSENT
+        if self._call.leading_only:
+            self.at += 1
+            self._rest(ReadStatus.SKIPPED)
+            return True
+        return False
+
+    def _rest(self, status: ReadStatus) -> None:
+        self._statuses[self.at :] = [status] * (len(self._names) - self.at)
+        self.at = len(self._names)
+
+
+def exists_many(
+    environment: Environment, names: Sequence[bytes], call: Call, answers: list[Presence]
+) -> Exception | None:
+    """Fill ``answers`` from the index; return the error that ended the lookup early, if any."""
+    try:
+        with begin(environment) as txn, txn.cursor(db=environment.trees.index) as cursor:
+            find = cursor.set_key
+            for i, name in enumerate(names):
+                if i % _STOP_EVERY == 0 and call.stop():
+                    return None
+                try:
+                    found = find(name)
+                except lmdb.BadValsizeError:
+                    found = False  # no such name can be stored
+                if found:
+                    answers[i] = Presence.PRESENT
+                    continue
+                answers[i] = Presence.ABSENT
+                if call.leading_only:
+                    answers[i:] = [Presence.ABSENT] * (len(names) - i)
+                    return None
+    except lmdb.Error as e:
+        return e
+    return None
+
+
+def scan(environment: Environment, after: bytes) -> tuple[list[RecordInfo], bytes | None]:
+    """List some records whose names follow ``after``; the last name is None at the end."""
+    infos: list[RecordInfo] = []
+    with begin(environment) as txn, txn.cursor(db=environment.trees.index) as cursor:
+        more = cursor.set_range(after) if after else cursor.first()
+        if more and bytes(cursor.key()) == after:
+            more = cursor.next()
+        while more and len(infos) < _SCAN_RECORDS:
+            infos.append(Entry.parse(cursor.value()).info(bytes(cursor.key())))
+            more = cursor.next()
+    return infos, infos[-1].name if more else None

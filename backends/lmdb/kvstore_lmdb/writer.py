@@ -1,0 +1,256 @@
+"""Every change to stored records: put, touch, delete, discard, reclaim."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+import lmdb
+
+from kvstore.backend import PutItem
+from kvstore.types import Call, PutStatus
+from kvstore_lmdb import notes
+from kvstore_lmdb.entry import MAX_RECORD_BYTES, Entry, sequence_key
+from kvstore_lmdb.environment import Environment
+from kvstore_lmdb.errors import put_status
+from kvstore_lmdb.space import Limits, Space, remove
+from kvstore_lmdb.staging import Staging
+
+Transaction = Any  # lmdb.Transaction is generic in the stubs only
+
+MAX_NAME_BYTES: Final = 511  # liblmdb's longest key
+_BATCH_RECORDS: Final = 32
+_BATCH_BYTES: Final = 4 << 20  # larger dirty transactions cost more CPU than their commits save
+_ATTEMPTS: Final = 3
+_TOUCHES_KEPT: Final = 1 << 16
+_TOUCHES_WITH_PUT: Final = 128
+_TOUCHES_ALONE: Final = 1024
+_DROP_RECORDS: Final = 64
+_DROP_BYTES: Final = 4 << 20
+_HEADER_BYTES: Final = 192
+_CHECKSUM_AT: Final = 184
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Records of one transaction, by their place in the call, and what became of them."""
+
+    items: Sequence[PutItem]
+    waiting: list[int]
+    done: dict[int, PutStatus] = field(default_factory=dict)
+
+    def settle(self, results: dict[int, PutStatus]) -> None:
+        """Take over the results of a committed transaction."""
+        self.done.update(results)
+        self.waiting = [i for i in self.waiting if i not in results]
+
+    def give_up(self, status: PutStatus) -> None:
+        """End every record that still waits with ``status``."""
+        self.settle(dict.fromkeys(self.waiting, status))
+
+
+class Writer:
+    """Serialises this process's writes to one environment; thread-safe."""
+
+    def __init__(self, environment: Environment, capacity_bytes: int) -> None:
+        self.environment: Final = environment
+        self._env: Final = environment.env
+        self._trees: Final = environment.trees
+        self.space: Final = Space(environment, capacity_bytes)
+        self._staging: Final = Staging()
+        self._touched: dict[bytes, None] = {}
+        self._touch_lock: Final = threading.Lock()
+
+    def put_many(self, items: Sequence[PutItem], call: Call) -> tuple[list[PutStatus], Exception | None]:
+        """Store records in batches; return one status per item, and the error that stopped it if any."""
+        statuses = [PutStatus.TOO_LARGE] * len(items)
+        with self._env.begin() as txn:
+            limits = self.space.limits(txn)
+        error: Exception | None = None
+        for batch in self._batches(items, limits):
+            if error is None and not call.stop() and self.environment.write_lock.acquire(timeout=call.remaining()):
+                try:
+                    error = self._put_batch(batch)
+                finally:
+                    self.environment.write_lock.release()
+            batch.give_up(PutStatus.TIMEOUT if error is None else put_status(error))
+            for i, status in batch.done.items():
+                statuses[i] = status
+        return statuses, error
+
+    def _batches(self, items: Sequence[PutItem], limits: Limits) -> Iterator[_Batch]:
+        most_bytes = min(_BATCH_BYTES, limits.capacity * self.environment.page_bytes // 8)
+        batch, batch_bytes = _Batch(items, []), 0
+        for i, item in enumerate(items):
+            nbytes = item.nbytes
+            sound = 1 <= len(item.name) <= MAX_NAME_BYTES and nbytes <= MAX_RECORD_BYTES
+            if not sound or not self.space.fits(nbytes, limits):
+                continue
+            if batch.waiting and (len(batch.waiting) == _BATCH_RECORDS or batch_bytes + nbytes > most_bytes):
+                yield batch
+                batch, batch_bytes = _Batch(items, []), 0
+            batch.waiting.append(i)
+            batch_bytes += nbytes
+        if batch.waiting:
+            yield batch
+
+    def _put_batch(self, batch: _Batch) -> Exception | None:
+        """Store one batch; a full medium is answered by evicting in a transaction of its own."""
+        for attempt in range(_ATTEMPTS):
+            try:
+                if attempt:
+                    self.space.evict(2 * self._needed(batch))
+                self._attempt(batch)
+            except (lmdb.Error, OSError) as e:
+                if put_status(e) is not PutStatus.FULL:
+                    return e
+            if not batch.waiting:
+                return None
+        batch.give_up(PutStatus.FULL)
+        return None
+
+    def _needed(self, batch: _Batch) -> int:
+        """Pages that the batch will add: its records that are not stored yet."""
+        with self._env.begin(db=self._trees.index) as txn, txn.cursor() as cursor:
+            new = [i for i in batch.waiting if not cursor.set_key(batch.items[i].name)]
+        return sum(self.space.pages(batch.items[i].nbytes) for i in new)
+
+    def _attempt(self, batch: _Batch) -> None:
+        pages = self._needed(batch)
+        self.space.make_room(pages)
+        with self._env.begin() as txn:
+            limits = self.space.limits(txn)
+        if not pages or not self.space.tight(pages, limits):
+            batch.settle(self._commit(batch.items, batch.waiting, limits))
+            return
+        for i in list(batch.waiting):
+            if not self.space.admit_tight(self.space.pages(batch.items[i].nbytes), limits):
+                batch.give_up(PutStatus.FULL)
+                return
+            before = self.space.last_page()
+            batch.settle(self._commit(batch.items, [i], limits))
+            self.space.watch_growth(before)
+
+    def _commit(self, items: Sequence[PutItem], waiting: Sequence[int], limits: Limits) -> dict[int, PutStatus]:
+        """Store what fits in one transaction; items left out of the result did not fit."""
+        results: dict[int, PutStatus] = {}
+        with self._env.begin(write=True) as txn:
+            live = self.space.live_pages(txn)
+            sequence = self._next_sequence(txn)
+            for i in waiting:
+                if self._refresh(txn, items[i].name, sequence):
+                    results[i] = PutStatus.EXISTS
+                else:
+                    live += self.space.pages(items[i].nbytes)
+                    if live > limits.capacity:
+                        continue
+                    self._store(txn, items[i], sequence)
+                    results[i] = PutStatus.STORED
+                sequence += 1
+            self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
+        return results
+
+    def _store(self, txn: Transaction, item: PutItem, sequence: int) -> None:
+        txn.put(item.name, self._staging.gather(item.buffers), db=self._trees.records)
+        txn.put(item.name, Entry.of(item, sequence).pack(), db=self._trees.index)
+        txn.put(sequence_key(sequence), item.name, append=True, db=self._trees.recency)
+
+    def _refresh(self, txn: Transaction, name: bytes, sequence: int) -> bool:
+        """Move a stored record to the recent end; False when it is not stored."""
+        found = txn.get(name, db=self._trees.index)
+        if found is None:
+            return False
+        old = Entry.parse(found)
+        txn.delete(sequence_key(old.sequence), db=self._trees.recency)
+        txn.put(sequence_key(sequence), name, append=True, db=self._trees.recency)
+        new = Entry(sequence, old.nbytes, old.head_bytes, old.codec_id)
+        txn.put(name, new.pack(), db=self._trees.index)
+        return True
+
+    def _next_sequence(self, txn: Transaction) -> int:
+        """Microseconds now, or one more than the last: always larger, whatever the clock does."""
+        with txn.cursor(db=self._trees.recency) as cursor:
+            last = int.from_bytes(cursor.key(), "big") if cursor.last() else 0
+        return max(last + 1, time.time_ns() // 1000)
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Queue uses, least valuable first; the oldest queued ones are lost when there are too many."""
+        with self._touch_lock:
+            for name in names:
+                self._touched.pop(name, None)
+                self._touched[name] = None
+            while len(self._touched) > _TOUCHES_KEPT:
+                del self._touched[next(iter(self._touched))]
+
+    def _take_touches(self, most: int) -> list[bytes]:
+        with self._touch_lock:
+            names = list(self._touched)[:most]
+            for name in names:
+                del self._touched[name]
+        return names
+
+    def _apply_touches(self, txn: Transaction, names: Sequence[bytes], sequence: int) -> None:
+        for name in names:
+            if self._refresh(txn, name, sequence):
+                sequence += 1
+
+    def flush_touches(self) -> bool:
+        """Write one portion of queued uses; False when none is left."""
+        names = self._take_touches(_TOUCHES_ALONE)
+        if not names:
+            return False
+        with self.environment.write_lock, self._env.begin(write=True) as txn:
+            self._apply_touches(txn, names, self._next_sequence(txn))
+        return True
+
+    def delete_many(self, names: Sequence[bytes], call: Call) -> int:
+        """Delete records in small transactions, so that a full file needs few new pages for it."""
+        count = 0
+        for start in range(0, len(names), _DROP_RECORDS):
+            if call.stop():
+                break
+            some = [n for n in names[start : start + _DROP_RECORDS] if 1 <= len(n) <= MAX_NAME_BYTES]
+            with self.environment.write_lock, self._env.begin(write=True) as txn:
+                count += sum(remove(self.environment, txn, name) is not None for name in some)
+        return count
+
+    def discard(self, name: bytes, header_checksum: int) -> None:
+        """Drop a record whose header still carries ``header_checksum``."""
+        with self.environment.write_lock, self._env.begin(write=True) as txn:
+            found = txn.get(name, db=self._trees.records)
+            if found is None:
+                return
+            short = len(found) < _HEADER_BYTES
+            if short or struct.unpack_from("<Q", found, _CHECKSUM_AT)[0] == header_checksum:
+                remove(self.environment, txn, name)
+
+    def reclaim(self) -> bool:
+        """Delete one portion of the records under a dropped prefix; False when nothing is pending."""
+        with self._env.begin() as txn:
+            prefix = notes.next_drop(self.environment, txn)
+        if prefix is None:
+            return False
+        with self.environment.write_lock, self._env.begin(write=True) as txn:
+            freed = count = 0
+            with txn.cursor(db=self._trees.index) as cursor:
+                while count < _DROP_RECORDS and freed < _DROP_BYTES:
+                    if not cursor.set_range(prefix) or not bytes(cursor.key()).startswith(prefix):
+                        notes.finish_drop(self.environment, txn, prefix)
+                        break
+                    entry = remove(self.environment, txn, bytes(cursor.key()))
+                    freed += entry.nbytes if entry is not None else 0
+                    count += 1
+        return True
+
+    def shrink(self) -> bool:
+        """Evict one portion when the capacity was lowered; False when nothing is over."""
+        with self._env.begin() as txn:
+            over = self.space.live_pages(txn) - int(self.space.limits(txn).capacity)
+        if over <= 0:
+            return False
+        with self.environment.write_lock:
+            return self.space.evict(min(over, _DROP_BYTES // self.environment.page_bytes)) > 0

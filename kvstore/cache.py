@@ -1,0 +1,408 @@
+"""The cache: one object in front of L1 and any number of L2 tiers."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import itertools
+import logging
+import os
+import threading
+import time
+import weakref
+from collections.abc import Mapping
+from concurrent.futures import Future
+from os import PathLike
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Final, Self
+
+from kvstore.config import Config, load_config
+from kvstore.errors import CapacityError, ClosedError, ConfigError, DeadlineError, KeyMismatchError
+from kvstore.events import CacheInfo
+from kvstore.keys import KVCacheKey
+from kvstore.l1.lease import Lease
+from kvstore.loads import Loads
+from kvstore.namespace import Namespace
+from kvstore.plugins import Registry
+from kvstore.prefetch import Prefetcher
+from kvstore.reads import L1, Reads
+from kvstore.spec import BlockSpec
+from kvstore.stack import Identity, Stack
+from kvstore.tensors import Blocks, rows_of
+from kvstore.writes import Writes
+
+if TYPE_CHECKING:
+    from kvstore.l1.entry import Entry
+    from kvstore.l1.reservation import Reservation
+    from kvstore.results import Lookup
+    from kvstore.stats import Health, Stats
+    from kvstore.types import BlockStatus, Presence
+
+logger = logging.getLogger("kvstore.cache")
+
+_numbers: Final = itertools.count(1)
+_open_caches: Final[weakref.WeakSet[KVCache]] = weakref.WeakSet()
+
+
+class _Open:
+    """The parts of an open cache in this process."""
+
+    def __init__(self, stack: Stack) -> None:
+        self.stack = stack
+        self.loads = Loads(stack)
+        self.reads = Reads(stack, self.loads)
+        self.writes = Writes(stack)
+        self.prefetcher = Prefetcher(f"kvstore-prefetch-{stack.cache_id}")
+
+
+class KVCache:
+    """Keeps KV blocks in tiers and gives them back bit for bit, or not at all.
+
+    Make one with :meth:`open`; close it, or use it as a context manager.  Every method may be
+    called from any thread.  In a forked child the cache starts cold: with an empty L1 and the same
+    tiers, opened anew at the first call.
+
+    A miss is a count, never an exception.  Data calls raise for misuse only: ``KeyMismatchError``,
+    ``SpecMismatchError``, ``ClosedError``, ``CapacityError``; what a medium does wrong becomes a
+    miss or a refused put, a counter and a health state.
+    """
+
+    def __init__(self, config: Config, identity: Identity, registry: Registry) -> None:
+        """Use :meth:`open`."""
+        self._config = config
+        self._identity = identity
+        self._registry = registry
+        self._cache_id = f"cache-{os.getpid()}-{next(_numbers)}"
+        self._lock = threading.Lock()
+        self._closed = False
+        self._state: _Open | None = _Open(Stack(self._cache_id, config, identity, registry))
+
+    @classmethod
+    def open(
+        cls,
+        config: Config | Mapping[str, Any] | str | PathLike[str],
+        *,
+        spec: BlockSpec,
+        namespace: Namespace,
+        registry: Registry | None = None,
+    ) -> KVCache:
+        """Open a cache.
+
+        Args:
+            config: A TOML file's path, a mapping of the same form, or a :class:`Config`.
+            spec: Shape and dtype of the blocks.
+            namespace: Whose KV this is: model, revision and all that changes what the bytes mean.
+            registry: Plugins to choose from; by default those that are installed.
+
+        Raises:
+            ConfigError: A setting is wrong; the message names file, key path, value and expectation.
+            PluginError: A selected plugin is missing, broken, in conflict or incompatible.
+            BackendError: A required tier cannot be opened.
+            CapacityError: L1 cannot hold a single block.
+        """
+        registry = registry if registry is not None else Registry.discover()
+        loaded = load_config(config, registry)
+        for name in loaded.plugins:
+            registry.load(name)
+        identity = Identity(spec, namespace, namespace.digest(spec))
+        if not namespace.revision_known:
+            logger.warning(
+                "namespace of model %r has no revision: other weights under that name would share its blocks",
+                namespace.model,
+            )
+        _watch_process()
+        cache = cls(loaded, identity, registry)
+        _open_caches.add(cache)
+        tiers = ([L1] if loaded.l1.enabled else []) + [tier.name for tier in loaded.l2]
+        registry.cache_opened(
+            CacheInfo(cache.cache_id, identity.digest.hex(), tuple(tiers), spec.block_tokens, spec.nbytes)
+        )
+        return cache
+
+    # -- what it is
+
+    @property
+    def cache_id(self) -> str:
+        """Unique within the process; labels events and stats."""
+        return self._cache_id
+
+    @property
+    def spec(self) -> BlockSpec:
+        """Shape and dtype of the blocks."""
+        return self._identity.spec
+
+    @property
+    def namespace(self) -> Namespace:
+        """Whose KV this is."""
+        return self._identity.namespace
+
+    @property
+    def config(self) -> Config:
+        """The effective configuration."""
+        return self._config
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<KVCache {self._cache_id} {state}, namespace {self._identity.digest.hex()[:12]}>"
+
+    # -- reads
+
+    def lookup(self, key: KVCacheKey) -> Lookup:
+        """Say how many leading blocks of ``key`` are present, and in which tiers.
+
+        Advisory: nothing is moved or pinned and no recency changes; a block may be evicted before
+        the next call.  Costs about a microsecond per block.
+        """
+        return self._use(key).reads.lookup(key)
+
+    def get(self, key: KVCacheKey, out: Blocks) -> int:
+        """Copy the longest available prefix of ``key`` into ``out``.
+
+        Args:
+            key: The wanted blocks.
+            out: Tensor ``(len(key), *spec.shape)`` of ``spec.dtype``, or a sequence of
+                ``len(key)`` tensors of ``spec.shape``.
+
+        Returns:
+            Blocks delivered; ``out`` is untouched behind them.  Every one was verified.
+        """
+        state = self._use(key)
+        return state.reads.get(key, rows_of(out, self.spec, len(key), argument="out", writable=True))
+
+    def contains_each(self, key: KVCacheKey) -> list[Presence]:
+        """Say for each block on its own whether it is present; UNKNOWN when a tier is down."""
+        return self._use(key).reads.contains_each(key)
+
+    def get_each(self, key: KVCacheKey, out: Blocks) -> list[BlockStatus]:
+        """Copy every available block of ``key`` into its place in ``out``, holes or not.
+
+        Returns:
+            One status per block; only ``DELIVERED`` ones have changed in ``out``.
+        """
+        state = self._use(key)
+        return state.reads.get_each(key, rows_of(out, self.spec, len(key), argument="out", writable=True))
+
+    def acquire(self, key: KVCacheKey) -> Lease:
+        """Pin the longest available prefix in L1 and give zero-copy access to it.
+
+        Blocks that are only in L2 are loaded first.  The lease may hold fewer blocks than
+        ``lookup`` said, and none when everything else in L1 is pinned.
+
+        Raises:
+            ConfigError: L1 is disabled, so there is nothing to pin.
+        """
+        state = self._use(key)
+        return Lease(self._l1(state, "acquire"), self._load(state, key), self.spec)
+
+    def prefetch(self, key: KVCacheKey) -> Future[int]:
+        """Load the available prefix of ``key`` into L1 in the background.
+
+        Returns:
+            A future of the number of leading blocks that are in L1 then.  Cancelling it works at
+            any time; what was loaded by then stays.
+
+        Raises:
+            ConfigError: L1 is disabled.
+        """
+        state = self._use(key)
+        l1 = self._l1(state, "prefetch")
+
+        def load(cancelled: threading.Event) -> int:
+            entries = self._load(state, key, cancelled)
+            l1.unpin(entries)
+            return len(entries)
+
+        return state.prefetcher.submit(load)
+
+    def _load(self, state: _Open, key: KVCacheKey, cancelled: threading.Event | None = None) -> list[Entry]:
+        """Pin leading blocks in L1, loading what the tiers have."""
+        l1 = self._l1(state, "acquire")
+        until = time.monotonic() + self._config.defaults.deadline
+        entries: list[Entry] = []
+        hits: dict[str, int] = {}
+        asked: dict[str, int] = {}
+        try:
+            while len(entries) < len(key) and not (cancelled and cancelled.is_set()):
+                start = len(entries)
+                entries += l1.pin_leading(key.digests[start:])
+                hits[L1] = hits.get(L1, 0) + len(entries) - start
+                for open_tier in state.stack:
+                    if len(entries) < len(key) and time.monotonic() < until:
+                        name = open_tier.tier.name
+                        asked.setdefault(name, len(key) - len(entries))
+                        found = state.loads.pin_leading(open_tier, key, len(entries), until)
+                        hits[name] = hits.get(name, 0) + len(found)
+                        entries += found
+                if len(entries) == start:
+                    break
+            l1.touch([entry.digest for entry in entries])
+        except BaseException:
+            l1.unpin(entries)
+            raise
+        state.reads.count(len(key), len(entries), hits, asked)
+        return entries
+
+    # -- writes
+
+    def put(self, key: KVCacheKey, blocks: Blocks) -> int:
+        """Store blocks; they are snapshotted before the call returns and written in the background.
+
+        Args:
+            key: Names of the blocks.
+            blocks: Tensor ``(len(key), *spec.shape)`` of ``spec.dtype``, or a sequence of
+                ``len(key)`` tensors of ``spec.shape``; any strides, any device.
+
+        Returns:
+            Leading blocks accepted: all of them unless L1 is full of pinned blocks (or, without
+            L1, the write queues are full).  A tier whose queue is full refuses the rest and counts
+            it; :meth:`flush` waits for the others.
+        """
+        state = self._use(key)
+        return state.writes.put(key, rows_of(blocks, self.spec, len(key), argument="blocks"))
+
+    def allocate(self, key: KVCacheKey) -> Reservation:
+        """Reserve writable L1 blocks for ``key``, to be filled in place.
+
+        ``with cache.allocate(key) as r:`` fill ``r.tensors[i]``, then ``r.commit()`` publishes and
+        queues them; leaving the block without it discards them.  The reservation may be shorter
+        than the key when L1 is full of pinned blocks.
+
+        Raises:
+            ConfigError: L1 is disabled.
+            CapacityError: The key has more blocks than L1 has slots.
+        """
+        state = self._use(key)
+        l1 = self._l1(state, "allocate")
+        if len(key) > l1.pool.n_slots:
+            msg = (
+                f"allocate() of {len(key)} blocks, but L1 has {l1.pool.n_slots} slots; "
+                "split the key or raise l1.capacity"
+            )
+            raise CapacityError(msg)
+        return state.writes.reserve(key, l1)
+
+    def delete(self, key: KVCacheKey) -> int:
+        """Delete the blocks of ``key`` from every tier; returns how many were present.
+
+        A queued write of one of them is dropped, one under way is waited for (bounded by the
+        tier's deadline).
+        """
+        return self._use(key).writes.delete(key)
+
+    def clear(self) -> None:
+        """Forget every block of this namespace, in all tiers and for all processes, at once.
+
+        Each tier starts a new random epoch; space is reclaimed in the background.  Other processes
+        follow at their next access to a tier.
+        """
+        self._use().writes.clear()
+
+    def flush(self, timeout: float | None = None) -> None:
+        """Wait until every put accepted before the call is stored, refused or dropped (counted).
+
+        Args:
+            timeout: Seconds to wait at most; None waits as long as it takes.
+
+        Raises:
+            DeadlineError: Some tier did not get there in time; the writes go on.
+        """
+        late = self._use().stack.flush(timeout)
+        if late:
+            msg = (
+                f"flush() did not finish within {timeout} s in {', '.join(late)}; the writes go on, flush again"
+            )
+            raise DeadlineError(msg)
+
+    # -- state
+
+    def stats(self) -> Stats:
+        """Counters of the cache, of L1 and of every tier."""
+        return self._use().stack.stats()
+
+    def health(self) -> Health:
+        """State of every tier, judged by what its operations did."""
+        return self._use().stack.health()
+
+    def close(self) -> None:
+        """Write out what is queued, release everything; takes at most about 5 s.
+
+        Idempotent.  Leases stay readable until they are released.
+        """
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            state, self._state = self._state, None
+        _open_caches.discard(self)
+        if state is not None:
+            state.prefetcher.close()
+            state.stack.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # -- inner matters
+
+    def _use(self, key: KVCacheKey | None = None) -> _Open:
+        """The open parts, after checking that cache and key fit the call."""
+        state = self._state
+        if state is None:
+            state = self._reopen()
+        if key is None:
+            return state
+        if not isinstance(key, KVCacheKey):
+            msg = f"expected a KVCacheKey, got {type(key).__name__}; make one with KVCacheKey.from_tokens(...)"
+            raise KeyMismatchError(msg)
+        if key.block_tokens != self.spec.block_tokens:
+            msg = (
+                f"the key has blocks of {key.block_tokens} tokens, this cache of {self.spec.block_tokens}; "
+                f"make it with block_tokens={self.spec.block_tokens}, or coarsen() a finer one"
+            )
+            raise KeyMismatchError(msg)
+        return state
+
+    def _reopen(self) -> _Open:
+        with self._lock:
+            if self._closed:
+                msg = f"{self._cache_id} is closed; open a cache again with KVCache.open()"
+                raise ClosedError(msg)
+            if self._state is None:  # in a forked child
+                self._state = _Open(Stack(self._cache_id, self._config, self._identity, self._registry))
+            return self._state
+
+    def _l1(self, state: _Open, call: str) -> Any:
+        if state.stack.l1 is None:
+            msg = f"{call}() needs L1, and l1.enabled is false; enable it or use get() and put()"
+            raise ConfigError(msg)
+        return state.stack.l1
+
+    def _forked(self) -> None:
+        """Start cold in a child: nothing of the parent's threads, locks or connections is used."""
+        self._lock = threading.Lock()
+        self._cache_id = f"cache-{os.getpid()}-{next(_numbers)}"
+        self._state = None
+
+
+def _close_all() -> None:
+    """At exit: write out what fits into the time, so that a script without close() loses little."""
+    for cache in list(_open_caches):
+        with contextlib.suppress(Exception):  # nothing may spoil the interpreter's exit
+            cache.close()
+
+
+def _after_fork_in_child() -> None:
+    for cache in list(_open_caches):
+        cache._forked()  # noqa: SLF001 - same module
+
+
+@functools.cache
+def _watch_process() -> None:
+    """Install the exit and fork hooks, once per process and only when a cache is opened."""
+    atexit.register(_close_all)
+    os.register_at_fork(after_in_child=_after_fork_in_child)

@@ -1,0 +1,1 @@
+"""L2: tiers over storage backends, their write queues, readers and guards."""

@@ -1,0 +1,94 @@
+"""A circuit breaker: stop asking a tier that keeps failing, and notice when it is back."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from typing import Final
+
+FAILURES_TO_OPEN: Final = 5  # consecutive; one slow disk hiccup must not close a tier
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 30.0
+_LOG_INTERVAL_S: Final = 60.0
+
+logger = logging.getLogger("kvstore.tier")
+
+
+class Breaker:
+    """Counts consecutive failures of one side (reads or writes) of a tier; thread-safe.
+
+    Closed: everything passes.  When one kind of operation fails :data:`FAILURES_TO_OPEN` times in
+    a row it opens and nothing passes for a pause.  Then operations pass one at a time (half-open):
+    a failure doubles the pause up to :data:`LONGEST_PAUSE_S`; only a success of the kind that
+    failed closes the breaker, so a medium that answers existence but no reads stays suspected.
+    """
+
+    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._failures: dict[str, int] = {}
+        self._open = False
+        self._pause_s = FIRST_PAUSE_S
+        self._open_until = 0.0
+        self._probing = False
+        self._last_error = ""
+        self._last_log = -_LOG_INTERVAL_S
+
+    @property
+    def state(self) -> str:
+        """``"closed"`` (healthy), ``"open"`` or ``"half-open"``."""
+        with self._lock:
+            if not self._open:
+                return "closed"
+            return "open" if self._clock() < self._open_until else "half-open"
+
+    @property
+    def last_error(self) -> str:
+        """Text of the newest failure; empty once its kind of operation went well again."""
+        return self._last_error if self._failures else ""
+
+    def allow(self) -> bool:
+        """Whether an operation may be tried now; if so, ``succeeded`` or ``failed`` must follow."""
+        if not self._open:  # racy read on purpose: the healthy path takes no lock
+            return True
+        with self._lock:
+            if not self._open:
+                return True
+            if self._probing or self._clock() < self._open_until:
+                return False
+            self._probing = True
+            return True
+
+    def succeeded(self, operation: str) -> None:
+        """Note an operation that went well."""
+        if not self._failures:
+            return
+        with self._lock:
+            self._probing = False
+            self._failures.pop(operation, None)
+            closing = self._open and all(n < FAILURES_TO_OPEN for n in self._failures.values())
+            if closing:
+                self._open = False
+                self._pause_s = FIRST_PAUSE_S
+        if closing:
+            logger.warning("tier %s works again", self._name)
+
+    def failed(self, operation: str, error: BaseException) -> None:
+        """Note a failed operation; logs at most one line a minute."""
+        now = self._clock()
+        with self._lock:
+            self._failures[operation] = self._failures.get(operation, 0) + 1
+            self._last_error = f"{type(error).__name__}: {error}"
+            self._probing = False
+            if self._failures[operation] >= FAILURES_TO_OPEN:
+                self._open = True
+                self._open_until = now + self._pause_s
+                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+            log = now - self._last_log >= _LOG_INTERVAL_S
+            if log:
+                self._last_log = now
+        if log:
+            logger.warning("tier %s failed, which counts as a miss or a refused put: %s", self._name, self._last_error)

@@ -1,0 +1,192 @@
+"""Reads blocks of one tier, verifies each where it lies, and hands it to its destination.
+
+Two ways: media that are plain memory (``CALLER_READS``) are read by the calling thread, straight
+into the destination.  Everything else is read by the tier's own threads into memory the cache
+owns, so that a read which outlives its deadline can never touch a caller's buffer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from kvstore.errors import BackendError, BackendTimeoutError, CorruptRecordError, KVStoreError, PluginError
+from kvstore.l2.workers import Job, strided
+from kvstore.types import BlockStatus, Call, ReadStatus
+
+if TYPE_CHECKING:
+    from kvstore.blocks import OpenBlock
+    from kvstore.l2.shelf import CodecShelf
+    from kvstore.l2.tier import Tier
+
+Sink = Callable[[int, "OpenBlock"], None]
+"""``sink(i, block)``: take verified block ``i``; runs while the medium's view is valid."""
+
+_CHECKSUM_END = 192
+_STATUS = {
+    ReadStatus.OK: BlockStatus.ABSENT,  # said OK but delivered nothing: overwritten when it did
+    ReadStatus.ABSENT: BlockStatus.ABSENT,
+    ReadStatus.SKIPPED: BlockStatus.ABSENT,
+    ReadStatus.TIMEOUT: BlockStatus.TIMEOUT,
+    ReadStatus.UNAVAILABLE: BlockStatus.UNAVAILABLE,
+    ReadStatus.DENIED: BlockStatus.UNAVAILABLE,
+}
+_MISMATCH_REASONS = frozenset({"key", "spec"})
+
+
+@dataclass(frozen=True, slots=True)
+class _Bad:
+    name: bytes
+    header_checksum: int
+    error: CorruptRecordError
+
+
+class _Receiver:
+    """Verifies the records of one backend call and passes the good ones on."""
+
+    def __init__(
+        self, reader: TierReader, names: Sequence[bytes], digests: Sequence[bytes], sink: Sink, call: Call
+    ) -> None:
+        self._decoder = reader.shelf.decoder()
+        self._names = names
+        self._digests = digests
+        self._sink = sink
+        self._call = call
+        self.delivered: set[int] = set()
+        self.bad: dict[int, _Bad] = {}
+
+    def __call__(self, i: int, view: memoryview) -> None:
+        try:
+            block = self._decoder.open(view, self._digests[i])
+        except CorruptRecordError as e:
+            short = view.nbytes < _CHECKSUM_END
+            checksum = 0 if short else int.from_bytes(view[_CHECKSUM_END - 8 : _CHECKSUM_END], "little")
+            self.bad[i] = _Bad(self._names[i], checksum, e)
+            if self._call.leading_only:
+                self._call.cancel()
+            return
+        self._sink(i, block)
+        self._decoder.recycle()
+        self.delivered.add(i)
+
+    def status(self, i: int, said: ReadStatus) -> BlockStatus:
+        if i in self.delivered:
+            return BlockStatus.DELIVERED
+        bad = self.bad.get(i)
+        if bad is not None:
+            return BlockStatus.MISMATCH if bad.error.reason in _MISMATCH_REASONS else BlockStatus.CORRUPT
+        return _STATUS[said]
+
+
+class TierReader:
+    """The read side of one tier; thread-safe."""
+
+    def __init__(self, tier: Tier, shelf: CodecShelf) -> None:
+        self.tier = tier
+        self.shelf = shelf
+
+    def direct(self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call) -> list[BlockStatus]:
+        """Read in the calling thread; ``sink`` gets blocks in order.
+
+        With ``call.leading_only`` the sink gets the leading run only: nothing after the first
+        block that is absent or fails verification.
+        """
+        return self._read(kind, digests, sink, call)
+
+    def pooled(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
+        """Read in the tier's threads into ``landing`` buffers, waiting at most the deadline."""
+        return self._read_shared(kind, digests, landing, call)
+
+    def _read(self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call) -> list[BlockStatus]:
+        """Read in the current thread; what was verified counts, even if the backend fails afterwards."""
+        n = len(digests)
+        names = self.tier.guarded("epoch", lambda: self.tier.names(kind, digests))
+        if names is None:
+            return [BlockStatus.UNAVAILABLE] * n
+        receiver = _Receiver(self, names, digests, sink, call)
+        said = self.tier.guarded("get_many", lambda: self.tier.read(names, receiver, call))
+        self._condemn(receiver)
+        return [receiver.status(i, s) for i, s in enumerate(said or [ReadStatus.UNAVAILABLE] * n)]
+
+    def _read_shared(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
+        statuses = [BlockStatus.UNAVAILABLE] * len(digests)
+        shares = strided(len(digests), self.tier.workers.size)
+        # each share has a call of its own: one that ends at a bad record must not stop the others
+        calls = [Call(call.deadline, leading_only=call.leading_only) for _ in shares]
+        jobs: list[Job[list[BlockStatus]]] = []
+        failure: KVStoreError | None = None
+        try:
+            for share, share_call in zip(shares, calls, strict=True):
+                jobs.append(self._share(kind, digests, share, landing, share_call))
+        except BackendError as e:
+            failure = e
+        # Whatever goes wrong, every started job is waited for: it owns its landing buffers until then.
+        for job, share, share_call in zip(jobs, shares, calls, strict=False):
+            try:
+                found = self.tier.workers.collect(job, share_call)
+            except BackendTimeoutError as e:
+                failure = e
+                landing.abandoned.update(share)
+                found = [BlockStatus.TIMEOUT] * len(share)
+            except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
+                failure = (
+                    e if isinstance(e, KVStoreError) else PluginError(f"get_many of tier {self.tier.name!r}: {e!r}")
+                )
+                continue
+            for i, status in zip(share, found, strict=True):
+                statuses[i] = status
+        if failure is not None:
+            self.tier.failed("get_many", failure)
+        return statuses
+
+    def _share(
+        self, kind: int, digests: Sequence[bytes], share: range, landing: Landing, call: Call
+    ) -> Job[list[BlockStatus]]:
+        part = [digests[i] for i in share]
+
+        def sink(k: int, block: OpenBlock) -> None:
+            block.write_into(landing.buffer(share[k]))
+
+        def late() -> None:
+            done = job.result or [BlockStatus.UNAVAILABLE] * len(share)
+            arrived = [i for i, s in zip(share, done, strict=True) if s is BlockStatus.DELIVERED]
+            self.tier.counters.add(late=len(arrived))
+            landing.settle(share, arrived)
+
+        job: Job[list[BlockStatus]] = Job(lambda: self._read(kind, part, sink, call), late)
+        self.tier.workers.submit(job)
+        return job
+
+    def _condemn(self, receiver: _Receiver) -> None:
+        """Count and drop records that failed verification, so that they are not offered again."""
+        for bad in receiver.bad.values():
+            if bad.error.reason == "key":
+                self.tier.counters.add(key_mismatch=1)
+            elif bad.error.reason == "spec":
+                self.tier.counters.add(spec_mismatch=1)
+            else:
+                self.tier.counters.add(corrupt=1)
+            if self.tier.direct:  # the calling thread must not wait for a writer
+                self.tier.discard(bad.name, bad.header_checksum)
+            else:
+                self.tier.backend.discard(bad.name, bad.header_checksum)
+
+
+class Landing:
+    """Memory owned by the cache in which pooled reads land.
+
+    Blocks whose read outlives the deadline belong to the read until it ends; ``settle`` then
+    decides about them.
+    """
+
+    def __init__(self, buffers: Sequence[memoryview]) -> None:
+        self._buffers = buffers
+        self.abandoned: set[int] = set()
+
+    def buffer(self, i: int) -> memoryview:
+        """Writable bytes for block ``i``."""
+        return self._buffers[i]
+
+    def settle(self, share: range, arrived: Sequence[int]) -> None:
+        """Called by a late read at its end; plain staging memory is simply let go."""

@@ -1,0 +1,249 @@
+"""One L2 tier: an open backend behind names, deadlines, a breaker and counters."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final, TypeVar
+
+from kvstore.backend import Backend, Capability, PutItem, Receive, Usage
+from kvstore.errors import BackendError, BackendTimeoutError, ClosedError, KVStoreError, PluginError
+from kvstore.l2.breaker import Breaker
+from kvstore.l2.counters import Counters
+from kvstore.l2.workers import WorkerPool
+from kvstore.types import Call, Presence, PutStatus, ReadStatus
+
+if TYPE_CHECKING:
+    from kvstore.config import TierConfig
+    from kvstore.plugins import BackendPlugin
+
+T = TypeVar("T")
+
+logger = logging.getLogger("kvstore.tier")
+
+_WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
+_DIRECT_WORKERS: Final = 1  # for what a caller must not do itself, such as deletes
+_POOLED_WORKERS: Final = 4  # 2-4 threads saturate a local disk
+
+
+def name_prefix(namespace: bytes, epoch: bytes) -> bytes:
+    """First 16 bytes of every stored name: the namespace with the tier's epoch mixed in."""
+    return hashlib.sha256(b"kvstore-name-v1" + namespace + epoch).digest()[:16]
+
+
+@dataclass(slots=True)
+class TierSettings:
+    """Values of a tier with every default resolved."""
+
+    config: TierConfig
+    plugin: BackendPlugin
+    index: int
+    deadline_s: float
+    queue_bytes: int
+    namespace: bytes
+    on_new_epoch: Callable[[], None] = field(default=lambda: None)
+
+    @property
+    def name(self) -> str:
+        """The tier's name in config, counters and messages."""
+        return self.config.name
+
+
+class Tier:
+    """Calls a backend so that whatever it does wrong becomes a miss and a count.
+
+    Thread-safe.  No data method raises for what the backend does; ``None`` stands for "could not
+    be asked".
+    """
+
+    def __init__(self, settings: TierSettings, backend: Backend) -> None:
+        self.settings = settings
+        self.backend = backend
+        self.counters = Counters()
+        # a medium that cannot write may well be read, so each side is suspended on its own
+        self._breakers = {False: Breaker(f"{settings.name!r} (reads)"), True: Breaker(f"{settings.name!r} (writes)")}
+        self.bit = 1 << settings.index
+        """This tier's bit in an L1 entry's ``stored`` and ``pending`` masks."""
+        self.direct = bool(backend.capabilities & Capability.CALLER_READS)
+        default = _DIRECT_WORKERS if self.direct else _POOLED_WORKERS
+        self.workers = WorkerPool(f"kvstore-{settings.name}", settings.config.workers or default)
+        self._named: tuple[bytes, bytes] | None = None  # (epoch, name prefix), replaced as one
+        self.read_only = False
+
+    @property
+    def name(self) -> str:
+        """The tier's name in config, counters and messages."""
+        return self.settings.name
+
+    # -- the border to foreign code
+
+    def guarded(self, operation: str, fn: Callable[[], T]) -> T | None:
+        """Run a backend operation; any failure is counted, feeds the breaker and gives None."""
+        breaker = self._breakers[operation in _WRITES]
+        if not breaker.allow():
+            self.counters.add(rejected_by_breaker=1)
+            return None
+        try:
+            result = fn()
+        except (BackendError, ClosedError) as e:
+            self.failed(operation, e)
+        except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
+            self.failed(operation, PluginError(f"backend {self.settings.plugin.name!r} raised in {operation}: {e!r}"))
+        else:
+            breaker.succeeded(operation)
+            return result
+        return None
+
+    def failed(self, operation: str, error: KVStoreError) -> None:
+        """Note a failed operation: a counter, the breaker, at most one log line a minute."""
+        if isinstance(error, BackendTimeoutError):
+            self.counters.add(timeouts=1)
+        else:
+            self.counters.add(io_errors=1)
+        self._breakers[operation in _WRITES].failed(operation, error)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether reads are not tried at the moment, so that the tier serves nothing."""
+        return self._breakers[False].state != "closed"
+
+    @property
+    def last_error(self) -> str:
+        """The newest failure that no success has followed; empty when all is well."""
+        return self._breakers[False].last_error or self._breakers[True].last_error
+
+    def in_worker(self, fn: Callable[[], T], call: Call) -> T:
+        """Run something that may block in the tier's own threads, bounded by the call's deadline."""
+        return self.workers.run(fn, call)
+
+    def call(self, until: float | None = None, *, leading_only: bool = False) -> Call:
+        """Limits for one operation from now: the tier's deadline, or ``until`` when that is sooner."""
+        call = Call.within(self.settings.deadline_s, leading_only=leading_only)
+        if until is not None and until < call.deadline:
+            call.deadline = until
+        return call
+
+    # -- names
+
+    def prefix(self, kind: int) -> bytes:
+        """17-byte start of the names of one key kind in the tier's current epoch; may raise."""
+        epoch = self.backend.epoch(self.settings.namespace)
+        named = self._named
+        if named is None or named[0] != epoch:
+            changed = named is not None
+            named = (epoch, name_prefix(self.settings.namespace, epoch))
+            self._named = named
+            if changed:  # another process cleared this namespace
+                self.settings.on_new_epoch()
+        return named[1] + bytes([kind])
+
+    def names(self, kind: int, digests: Sequence[bytes]) -> list[bytes]:
+        """Stored names of blocks; asks the backend for the epoch, so it may raise."""
+        prefix = self.prefix(kind)
+        return [prefix + digest for digest in digests]
+
+    # -- existence
+
+    def presence(self, kind: int, digests: Sequence[bytes], call: Call) -> list[Presence]:
+        """Presence of each block; all UNKNOWN when the tier could not be asked."""
+
+        def ask() -> list[Presence]:
+            names = self.names(kind, digests)
+            found = self.backend.exists_many(names, call)
+            if _wrong_length(found, len(names)):
+                msg = f"exists_many answered {found!r:.80} for {len(names)} names; expected one Presence per name"
+                raise PluginError(msg)
+            return found
+
+        run = ask if self.direct else lambda: self.in_worker(ask, call)
+        found = self.guarded("exists_many", run)
+        return found if found is not None else [Presence.UNKNOWN] * len(digests)
+
+    def leading(self, kind: int, digests: Sequence[bytes], until: float | None = None) -> int:
+        """How many leading blocks the tier says it holds."""
+        if not digests:
+            return 0
+        found = self.presence(kind, digests, self.call(until, leading_only=True))
+        return next((i for i, p in enumerate(found) if p is not Presence.PRESENT), len(found))
+
+    # -- bytes
+
+    def read(self, names: Sequence[bytes], receive: Receive, call: Call) -> list[ReadStatus]:
+        """Ask the backend for records in the current thread; checks the form of its answer."""
+        statuses = self.backend.get_many(names, receive, call)
+        if _wrong_length(statuses, len(names)):
+            msg = f"get_many answered {statuses!r:.80} for {len(names)} names; expected one ReadStatus per name"
+            raise PluginError(msg)
+        return statuses
+
+    def put(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
+        """Store records in the current thread; a failing backend gives UNAVAILABLE for each."""
+
+        def store() -> list[PutStatus]:
+            statuses = self.backend.put_many(items, call)
+            if _wrong_length(statuses, len(items)):
+                msg = f"put_many answered {statuses!r:.80} for {len(items)} items; expected one PutStatus per item"
+                raise PluginError(msg)
+            return statuses
+
+        statuses = self.guarded("put_many", store)
+        if statuses is None:
+            return [PutStatus.UNAVAILABLE] * len(items)
+        self.read_only = PutStatus.READ_ONLY in statuses
+        return statuses
+
+    def discard(self, name: bytes, header_checksum: int) -> None:
+        """Drop a record that failed verification."""
+        call = self.call()
+        self.guarded("discard", lambda: self.in_worker(lambda: self.backend.discard(name, header_checksum), call))
+
+    def touch(self, names: Sequence[bytes]) -> None:
+        """Note one use of blocks, listed tail first."""
+        self.guarded("touch_many", lambda: self.backend.touch_many(names))
+
+    def delete(self, kind: int, digests: Sequence[bytes]) -> int:
+        """Delete blocks; 0 when the tier could not be asked."""
+        call = self.call()
+
+        def drop() -> int:
+            return self.backend.delete_many(self.names(kind, digests), call)
+
+        return self.guarded("delete_many", lambda: self.in_worker(drop, call)) or 0
+
+    def clear(self) -> None:
+        """Start a new epoch and let the backend reclaim the old one."""
+        call = self.call()
+
+        def bump() -> None:
+            namespace = self.settings.namespace
+            old = name_prefix(namespace, self.backend.epoch(namespace))
+            epoch = self.backend.epoch(namespace, bump=True)
+            self._named = (epoch, name_prefix(namespace, epoch))
+            self.backend.drop(old)
+
+        self.guarded("clear", lambda: self.in_worker(bump, call))
+
+    # -- upkeep
+
+    def usage(self) -> Usage | None:
+        """Space on the medium, None when the tier cannot say."""
+        return self.guarded("usage", self.backend.usage)
+
+    def maintain(self) -> None:
+        """Background work of the backend; called from the cache's upkeep thread."""
+        self.guarded("maintain", self.backend.maintain)
+
+    def close(self) -> None:
+        """Close the backend; errors are logged, never raised."""
+        try:
+            self.workers.run(self.backend.close, Call.within(5.0))
+        except Exception as e:  # noqa: BLE001 - border: closing must go on with the other tiers
+            logger.warning("tier %r did not close cleanly: %s", self.name, e)
+        self.workers.close()
+
+
+def _wrong_length(answer: object, expected: int) -> bool:
+    """A plugin may answer anything, whatever its annotations say."""
+    return not isinstance(answer, list) or len(answer) != expected

@@ -1,0 +1,148 @@
+"""Daemon threads that wait on media, so that no caller has to wait longer than its deadline."""
+
+from __future__ import annotations
+
+import queue
+import threading
+from collections.abc import Callable, Sequence
+from typing import Any, Final, Generic, TypeVar, cast
+
+from kvstore.errors import BackendTimeoutError, BackendUnavailableError
+from kvstore.types import Call
+
+T = TypeVar("T")
+
+_STUCK_FACTOR: Final = 2  # stuck threads are replaced until the pool is twice its size
+
+
+class Job(Generic[T]):
+    """One operation handed to a worker; the caller may stop waiting, the job always ends by itself."""
+
+    __slots__ = ("_finished", "_fn", "_late", "_lock", "abandoned", "ended", "error", "result", "started")
+
+    def __init__(self, fn: Callable[[], T], late: Callable[[], None] | None = None) -> None:
+        self._fn = fn
+        self._late = late
+        self._lock = threading.Lock()
+        self._finished = threading.Event()
+        self.abandoned = False
+        self.started = False
+        self.ended = False
+        self.result: T | None = None
+        self.error: BaseException | None = None
+
+    def run(self) -> None:
+        """Execute in a worker thread.
+
+        Whatever the operation raises is kept for the waiting caller; nothing may kill the thread.
+        """
+        if not self.abandoned:
+            self.started = True
+            try:
+                self.result = self._fn()
+            except BaseException as e:  # noqa: BLE001 - border: handed to the caller, or dropped with the late result
+                self.error = e
+        with self._lock:
+            self._finished.set()
+            abandoned = self.abandoned
+        if abandoned and self._late is not None:
+            self._late()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the end; False means the job is abandoned and ``late`` will run at its end."""
+        if self._finished.wait(timeout_s):
+            return True
+        with self._lock:
+            if self._finished.is_set():
+                return True
+            self.abandoned = True
+            return False
+
+
+class WorkerPool:
+    """A few daemon threads with one queue; started on first use, replaced when stuck.
+
+    ``concurrent.futures`` is not used because its exit hook joins hung threads.
+    """
+
+    def __init__(self, name: str, size: int) -> None:
+        self._name = name
+        self._size = size
+        self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._stuck: set[Job[Any]] = set()
+        self._closed = False
+
+    @property
+    def size(self) -> int:
+        """Threads in normal operation."""
+        return self._size
+
+    def run(self, fn: Callable[[], T], call: Call) -> T:
+        """Run ``fn`` in a worker and wait until the call's deadline.
+
+        Raises:
+            BackendTimeoutError: It did not end in time; it goes on by itself.
+            BackendUnavailableError: Every thread is stuck.
+        """
+        job: Job[T] = Job(fn)
+        self.submit(job)
+        return self.collect(job, call)
+
+    def collect(self, job: Job[T], call: Call) -> T:
+        """Wait for a submitted job and return its result or raise its error."""
+        if not job.wait(call.remaining()):
+            self._note_stuck(job)
+            call.cancel()
+            msg = f"{self._name}: no answer within the deadline"
+            raise BackendTimeoutError(msg)
+        if job.error is not None:
+            raise job.error
+        return cast("T", job.result)  # set whenever there is no error
+
+    def submit(self, job: Job[Any]) -> None:
+        """Queue a job, starting threads as needed."""
+        with self._lock:
+            if self._closed:
+                msg = f"{self._name} is closed"
+                raise BackendUnavailableError(msg)
+            if len(self._stuck) >= _STUCK_FACTOR * self._size:
+                msg = f"{self._name}: all {len(self._stuck)} threads wait for operations that do not end"
+                raise BackendUnavailableError(msg)
+            if self._threads - len(self._stuck) < self._size:
+                self._start_thread()
+        self._jobs.put(job)
+
+    def _start_thread(self) -> None:
+        self._threads += 1
+        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+
+    def _note_stuck(self, job: Job[Any]) -> None:
+        with self._lock:
+            if job.started and not job.ended:
+                self._stuck.add(job)
+
+    def _work(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job.run()
+            with self._lock:
+                job.ended = True
+                self._stuck.discard(job)
+                if self._threads - len(self._stuck) > self._size:  # this one was replaced meanwhile
+                    break
+        with self._lock:
+            self._threads -= 1
+
+    def close(self) -> None:
+        """Let idle threads end; stuck ones are daemons and end with the process."""
+        with self._lock:
+            self._closed = True
+            threads = self._threads
+        for _ in range(threads):
+            self._jobs.put(None)
+
+
+def strided(n: int, shares: int) -> Sequence[range]:
+    """Deal ``n`` indices to at most ``shares`` workers, so that each gets early and late ones."""
+    return [range(k, n, shares) for k in range(min(shares, n))]

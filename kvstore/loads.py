@@ -1,0 +1,235 @@
+"""Bringing blocks of a tier into L1 slots (or staging memory), pinned for whoever asked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
+
+from kvstore.l2.reader import Landing
+from kvstore.types import BlockStatus
+from kvstore.writes import lineage
+
+if TYPE_CHECKING:
+    from kvstore.blocks import OpenBlock
+    from kvstore.keys import KVCacheKey
+    from kvstore.l1.cache import L1Cache
+    from kvstore.l1.entry import Entry
+    from kvstore.l1.index import BlockId
+    from kvstore.l2.tier import Tier
+    from kvstore.stack import OpenTier, Stack
+    from kvstore.tensors import Bytes, Rows
+
+_CHUNK_BYTES: Final = 64 << 20  # blocks in flight per round; bounds staging memory and what eviction makes room for
+_PROMOTION_STEP: Final = 16  # slots reserved at a time; a hit run may end at any block
+
+
+@dataclass(slots=True)
+class Fetched:
+    """One block that a tier delivered.
+
+    Attributes:
+        data: Its bytes, in an L1 slot or in staging memory.
+        entry: The pinned L1 entry, None for staging memory.
+    """
+
+    data: Bytes
+    entry: Entry | None = None
+
+
+class Loads:
+    """Moves blocks from tiers into memory that the cache owns; thread-safe."""
+
+    def __init__(self, stack: Stack) -> None:
+        self._stack = stack
+
+    def fetch(self, open_tier: OpenTier, key: KVCacheKey, start: int, until: float) -> Iterator[list[Fetched]]:
+        """Deliver the leading blocks from ``key[start]`` in chunks; each goes back by ``let_go``.
+
+        Ends at the first block that the tier cannot deliver.  Blocks behind it that were read
+        already stay in L1.
+        """
+        run = open_tier.tier.leading(key.kind, key.digests[start:], until)
+        step = max(1, _CHUNK_BYTES // self._stack.identity.spec.nbytes)
+        for first in range(start, start + run, step):
+            last = min(first + step, start + run)
+            fetched = self._fetch_chunk(open_tier, key, range(first, last), until)
+            if fetched:
+                yield fetched
+            if len(fetched) < last - first:
+                return
+
+    def pin_leading(self, open_tier: OpenTier, key: KVCacheKey, start: int, until: float) -> list[Entry]:
+        """Like ``fetch``, but for callers that want L1 entries; staging memory ends the run."""
+        entries: list[Entry] = []
+        for fetched in self.fetch(open_tier, key, start, until):
+            for k, block in enumerate(fetched):
+                if block.entry is None:
+                    self.let_go(fetched[k:])
+                    return entries
+                entries.append(block.entry)
+        return entries
+
+    def let_go(self, blocks: Sequence[Fetched]) -> None:
+        """Unpin what ``fetch`` delivered."""
+        if self._stack.l1 is not None:
+            self._stack.l1.unpin([block.entry for block in blocks if block.entry is not None])
+
+    def used(self, tier: Tier, kind: int, digests: Sequence[bytes]) -> None:
+        """Note one use of blocks at a tier, tail first, so that eviction shortens prefixes."""
+        if not digests:
+            return
+        self._stack.seen.note(digests)
+        tail_first = digests[::-1]
+        tier.guarded("touch_many", lambda: tier.backend.touch_many(tier.names(kind, tail_first)))
+        self._stack.emit("hit", tier.name, digests)
+
+    def promotion(self, open_tier: OpenTier, key: KVCacheKey, start: int) -> Promotion:
+        """Plan to keep in L1 those blocks that are read the second time."""
+        return Promotion(self._stack, open_tier, key, start)
+
+    def each(
+        self, open_tier: OpenTier, kind: int, digests: Sequence[bytes], places: Sequence[tuple[int, Rows]], until: float
+    ) -> list[BlockStatus]:
+        """Read independent blocks through staging memory and copy them to their rows."""
+        statuses: list[BlockStatus] = []
+        nbytes = self._stack.identity.spec.nbytes
+        step = max(1, _CHUNK_BYTES // nbytes)
+        for first in range(0, len(digests), step):
+            part = digests[first : first + step]
+            staging = [np.empty(nbytes, np.uint8) for _ in part]
+            landing = Landing([s.data for s in staging])
+            answers = open_tier.reader.pooled(kind, part, landing, open_tier.tier.call(until))
+            for (i, rows), data, answer in zip(places[first : first + step], staging, answers, strict=True):
+                if answer is BlockStatus.DELIVERED:
+                    np.copyto(rows.target(i), data)
+                    rows.commit(i)
+            used = [d for d, a in zip(part, answers, strict=True) if a is BlockStatus.DELIVERED]
+            self.used(open_tier.tier, kind, used)
+            statuses += answers
+        return statuses
+
+    def _fetch_chunk(self, open_tier: OpenTier, key: KVCacheKey, indices: range, until: float) -> list[Fetched]:
+        tier = open_tier.tier
+        digests = key.digests[indices.start : indices.stop]
+        landing = _SlotLanding(self._stack, tier.bit, lineage(key, indices))
+        call = tier.call(until, leading_only=True)
+        if tier.direct:
+
+            def sink(i: int, block: OpenBlock) -> None:
+                block.write_into(landing.buffer(i))
+
+            statuses = open_tier.reader.direct(key.kind, digests, sink, call)
+        else:
+            statuses = open_tier.reader.pooled(key.kind, digests, landing, call)
+        run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
+        arrived = [i for i, s in enumerate(statuses) if s is BlockStatus.DELIVERED]
+        entries = landing.publish(arrived, keep=run)
+        self.used(tier, key.kind, digests[:run])
+        return [Fetched(landing.data[i], entries.get(i)) for i in range(run)]
+
+
+class _SlotLanding(Landing):
+    """Lands blocks in reserved L1 slots; those that get no slot land in staging memory."""
+
+    def __init__(self, stack: Stack, bit: int, items: Sequence[BlockId]) -> None:
+        self._stack = stack
+        self._bit = bit
+        self._items = items
+        l1 = stack.l1
+        self._generation = 0 if l1 is None else l1.generation
+        slots = [] if l1 is None else l1.reserve(len(items))
+        self._slots: dict[int, int] = dict(enumerate(slots))
+        nbytes = stack.identity.spec.nbytes
+        self.data: list[Bytes] = [] if l1 is None else [l1.pool.payload(slot) for slot in slots]
+        self.data += [np.empty(nbytes, np.uint8) for _ in range(len(items) - len(slots))]
+        super().__init__([data.data for data in self.data])
+
+    def publish(self, arrived: Sequence[int], *, keep: int) -> dict[int, Entry]:
+        """Make what arrived resident and free the other slots, except those a late read still owns.
+
+        Returns the pinned entries of the first ``keep`` blocks.
+        """
+        mine = [i for i in self._slots if i not in self.abandoned]
+        return self._settle(mine, frozenset(arrived), keep)
+
+    def settle(self, share: range, arrived: Sequence[int]) -> None:
+        """A read ended after its deadline: what it brought is a hit for the next caller."""
+        self._settle([i for i in share if i in self._slots], frozenset(arrived), 0)
+
+    def _settle(self, mine: Sequence[int], arrived: frozenset[int], keep: int) -> dict[int, Entry]:
+        l1 = self._stack.l1
+        if l1 is None:
+            return {}
+        l1.release_slots([self._slots[i] for i in mine if i not in arrived])
+        good = [i for i in mine if i in arrived]
+        entries = self._publish(l1, good)
+        for i, entry in entries.items():
+            self.data[i] = l1.pool.payload(entry.slot)
+        l1.unpin([entry for i, entry in entries.items() if i >= keep])
+        return {i: entry for i, entry in entries.items() if i < keep}
+
+    def _publish(self, l1: L1Cache, good: Sequence[int]) -> dict[int, Entry]:
+        return publish_from_tier(
+            self._stack, l1, self._bit, {i: (self._items[i], self._slots[i]) for i in good}, self._generation
+        )
+
+
+class Promotion:
+    """L1 slots for the blocks of one direct read that were read before; the rest bypass L1."""
+
+    def __init__(self, stack: Stack, open_tier: OpenTier, key: KVCacheKey, start: int) -> None:
+        self._stack = stack
+        self._bit = open_tier.tier.bit
+        self._key = key
+        self._start = start
+        self._wanted = stack.seen.among(key.digests[start:]) if stack.l1 is not None else set()
+        self._generation = 0 if stack.l1 is None else stack.l1.generation
+        self._spare: list[int] = []
+        self._exhausted = False
+        self._taken: dict[int, int] = {}
+
+    def slot(self, i: int) -> Bytes | None:
+        """Writable L1 bytes for block ``start + i``, or None when it is not to be promoted."""
+        l1 = self._stack.l1
+        if l1 is None or self._exhausted or self._key.digests[self._start + i] not in self._wanted:
+            return None
+        if not self._spare:
+            self._spare = l1.reserve(min(_PROMOTION_STEP, len(self._wanted) - len(self._taken)))
+            if not self._spare:
+                self._exhausted = True
+                return None
+        self._taken[i] = self._spare.pop()
+        return l1.pool.payload(self._taken[i])
+
+    def publish(self, run: int) -> None:
+        """Make the promoted blocks among the first ``run`` resident; give the other slots back."""
+        l1 = self._stack.l1
+        if l1 is None:
+            return
+        l1.release_slots(self._spare + [slot for i, slot in self._taken.items() if i >= run])
+        good = sorted(i for i in self._taken if i < run)
+        items = lineage(self._key, [self._start + i for i in good])
+        placed = {i: (item, self._taken[i]) for i, item in zip(good, items, strict=True)}
+        l1.unpin(publish_from_tier(self._stack, l1, self._bit, placed, self._generation).values())
+        self._stack.counters.add(promoted=len(good))
+
+
+def publish_from_tier(
+    stack: Stack, l1: L1Cache, bit: int, placed: dict[int, tuple[BlockId, int]], generation: int
+) -> dict[int, Entry]:
+    """Publish slots whose bytes came from a tier, so that they are never written back to it.
+
+    Returns the entries, each with one pin, by the keys of ``placed``.
+    """
+    if not placed:
+        return {}
+    items = [item for item, _ in placed.values()]
+    slots = [slot for _, slot in placed.values()]
+    entries = l1.publish(items, slots, pins=1, generation=generation)
+    with stack.marks:
+        for entry in entries:
+            entry.stored |= bit
+    return dict(zip(placed, entries, strict=True))

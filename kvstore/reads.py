@@ -1,0 +1,235 @@
+"""Blocks on their way out: L1, then the tiers in order; the first hole ends a prefix."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from kvstore.results import Lookup
+from kvstore.types import BlockStatus, Presence
+
+if TYPE_CHECKING:
+    from kvstore.blocks import OpenBlock
+    from kvstore.keys import KVCacheKey
+    from kvstore.l1.entry import Entry
+    from kvstore.loads import Loads
+    from kvstore.stack import OpenTier, Stack
+    from kvstore.tensors import Rows
+
+L1 = "l1"
+
+
+class Reads:
+    """The read half of a cache; thread-safe.
+
+    Prefix reads walk in rounds: each source in turn delivers the run that starts where the last
+    one stopped, until the whole key is there or a full round brings nothing.
+    """
+
+    def __init__(self, stack: Stack, loads: Loads) -> None:
+        self._stack = stack
+        self._loads = loads
+
+    def _until(self) -> float:
+        return time.monotonic() + self._stack.config.defaults.deadline
+
+    # -- presence
+
+    def lookup(self, key: KVCacheKey) -> Lookup:
+        """Count leading blocks that are somewhere; moves nothing."""
+        stack, until = self._stack, self._until()
+        digests, n = key.digests, len(key)
+        by_tier = {} if stack.l1 is None else {L1: 0}
+        by_tier |= {open_tier.tier.name: 0 for open_tier in stack}
+        done = 0
+        while done < n and time.monotonic() < until:
+            start = done
+            if stack.l1 is not None:
+                run = stack.l1.leading(digests, done)
+                by_tier[L1] += run
+                done += run
+            for open_tier in stack:
+                if done < n:
+                    run = open_tier.tier.leading(key.kind, digests[done:], until)
+                    by_tier[open_tier.tier.name] += run
+                    done += run
+            if done == start:
+                break
+        return Lookup(done, done * key.block_tokens, by_tier)
+
+    def contains_each(self, key: KVCacheKey) -> list[Presence]:
+        """Presence of each block on its own."""
+        stack, until = self._stack, self._until()
+        digests = key.digests
+        found = [Presence.ABSENT] * len(key)
+        if stack.l1 is not None:
+            found = [Presence.PRESENT if there else Presence.ABSENT for there in stack.l1.contains(digests)]
+        for open_tier in stack:
+            todo = [i for i, presence in enumerate(found) if presence is not Presence.PRESENT]
+            if not todo:
+                break
+            tier = open_tier.tier
+            answers = tier.presence(key.kind, [digests[i] for i in todo], tier.call(until))
+            for i, answer in zip(todo, answers, strict=True):
+                if answer is not Presence.ABSENT:
+                    found[i] = answer
+        return found
+
+    # -- prefix
+
+    def get(self, key: KVCacheKey, rows: Rows) -> int:
+        """Copy the longest available prefix; returns the blocks delivered."""
+        stack, until, n = self._stack, self._until(), len(key)
+        done = 0
+        hits: dict[str, int] = {}
+        asked: dict[str, int] = {}
+        while done < n:
+            start = done
+            run = self._get_l1(key, rows, done)
+            hits[L1] = hits.get(L1, 0) + run
+            done += run
+            for open_tier in stack:
+                if done == n or time.monotonic() >= until:
+                    break
+                name = open_tier.tier.name
+                asked.setdefault(name, n - done)
+                run = self._get_tier(open_tier, key, rows, done, until)
+                hits[name] = hits.get(name, 0) + run
+                done += run
+            if done == start:
+                break
+        self.count(n, done, hits, asked)
+        return done
+
+    def _get_l1(self, key: KVCacheKey, rows: Rows, start: int) -> int:
+        l1 = self._stack.l1
+        if l1 is None:
+            return 0
+        entries = l1.pin_leading(key.digests[start:])
+        if entries:
+            self._copy_out(entries, rows, start)
+        return len(entries)
+
+    def _copy_out(self, entries: Sequence[Entry], rows: Rows, start: int) -> None:
+        """Copy pinned entries to the caller and unpin them."""
+        l1 = self._stack.l1
+        if l1 is None:
+            return
+        try:
+            for i, entry in enumerate(entries, start):
+                np.copyto(rows.target(i), l1.pool.payload(entry.slot))
+                rows.commit(i)
+        finally:
+            l1.unpin(entries)
+        l1.touch([entry.digest for entry in entries])
+
+    def _get_tier(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
+        if open_tier.tier.direct:
+            return self._get_direct(open_tier, key, rows, start, until)
+        done = start
+        for fetched in self._loads.fetch(open_tier, key, start, until):
+            try:
+                for block in fetched:
+                    np.copyto(rows.target(done), block.data)
+                    rows.commit(done)
+                    done += 1
+            finally:
+                self._loads.let_go(fetched)
+        return done - start
+
+    def _get_direct(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
+        """Verify blocks where they lie and copy each once, into the caller's memory."""
+        tier = open_tier.tier
+        digests = key.digests[start:]
+        promotion = self._loads.promotion(open_tier, key, start)
+
+        def sink(i: int, block: OpenBlock) -> None:
+            target = rows.target(start + i)
+            slot = promotion.slot(i)
+            if slot is None:
+                block.write_into(target.data)
+            else:
+                block.write_into(slot.data)
+                np.copyto(target, slot)
+            rows.commit(start + i)
+
+        statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until, leading_only=True))
+        run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
+        promotion.publish(run)
+        self._loads.used(tier, key.kind, digests[:run])
+        return run
+
+    # -- independent blocks
+
+    def get_each(self, key: KVCacheKey, rows: Rows) -> list[BlockStatus]:
+        """Copy every available block; one status per block."""
+        stack, until, n = self._stack, self._until(), len(key)
+        statuses = [BlockStatus.ABSENT] * n
+        hits: dict[str, int] = {L1: self._each_l1(key, rows, statuses)}
+        asked: dict[str, int] = {}
+        for open_tier in stack:
+            todo = [i for i, status in enumerate(statuses) if status is not BlockStatus.DELIVERED]
+            if not todo or time.monotonic() >= until:
+                break
+            name = open_tier.tier.name
+            asked[name] = len(todo)
+            answers = self._each_tier(open_tier, key, todo, rows, until)
+            hits[name] = sum(answer is BlockStatus.DELIVERED for answer in answers)
+            for i, answer in zip(todo, answers, strict=True):
+                if answer is not BlockStatus.ABSENT:
+                    statuses[i] = answer
+        self.count(n, sum(s is BlockStatus.DELIVERED for s in statuses), hits, asked)
+        return statuses
+
+    def _each_l1(self, key: KVCacheKey, rows: Rows, statuses: list[BlockStatus]) -> int:
+        l1 = self._stack.l1
+        if l1 is None:
+            return 0
+        entries = l1.pin_each(key.digests)
+        held = [entry for entry in entries if entry is not None]
+        try:
+            for i, entry in enumerate(entries):
+                if entry is not None:
+                    np.copyto(rows.target(i), l1.pool.payload(entry.slot))
+                    rows.commit(i)
+                    statuses[i] = BlockStatus.DELIVERED
+        finally:
+            l1.unpin(held)
+        l1.touch([entry.digest for entry in held])
+        return len(held)
+
+    def _each_tier(
+        self, open_tier: OpenTier, key: KVCacheKey, todo: Sequence[int], rows: Rows, until: float
+    ) -> list[BlockStatus]:
+        tier = open_tier.tier
+        digests = [key.digests[i] for i in todo]
+        if not tier.direct:
+            return self._loads.each(open_tier, key.kind, digests, [(todo[k], rows) for k in range(len(todo))], until)
+
+        def sink(k: int, block: OpenBlock) -> None:
+            block.write_into(rows.target(todo[k]).data)
+            rows.commit(todo[k])
+
+        statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until))
+        used = [d for d, s in zip(digests, statuses, strict=True) if s is BlockStatus.DELIVERED]
+        self._loads.used(tier, key.kind, used)
+        return statuses
+
+    # -- counting
+
+    def count(self, n: int, done: int, hits: dict[str, int], asked: dict[str, int]) -> None:
+        """Add one call to the counters: each block counts once per tier that was asked for it."""
+        nbytes = self._stack.identity.spec.nbytes
+        self._stack.counters.add(
+            lookups=n, hits=done, misses=n - done, l1_hits=hits.get(L1, 0), bytes_out=done * nbytes
+        )
+        for open_tier in self._stack:
+            name = open_tier.tier.name
+            if name in asked:
+                got = hits.get(name, 0)
+                open_tier.tier.counters.add(
+                    lookups=asked[name], hits=got, misses=asked[name] - got, bytes_out=got * nbytes
+                )

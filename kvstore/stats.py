@@ -1,0 +1,131 @@
+"""Counters and health of an open cache, as plain data."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from kvstore.l1.counters import L1Counters
+from kvstore.l2.counters import TierCounters
+
+HealthState = Literal["ok", "degraded", "down"]
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """What callers asked for and got; blocks unless the name says otherwise.
+
+    ``lookups == hits + misses`` holds at any quiet moment, and ``hits`` is the sum of the hits of
+    L1 and of every tier.
+    """
+
+    lookups: int = 0
+    hits: int = 0
+    misses: int = 0
+    l1_hits: int = 0
+    bytes_out: int = 0
+    puts: int = 0
+    put_refused: int = 0
+    promoted: int = 0
+    deleted: int = 0
+    clears: int = 0
+
+
+class CacheCounting:
+    """A :class:`CacheCounters` that many threads may add to."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._values = CacheCounters()
+
+    def add(self, **amounts: int) -> None:
+        """Add to several counters at once, so that sums stay consistent."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._values, name, getattr(self._values, name) + amount)
+
+    def snapshot(self) -> CacheCounters:
+        """A consistent copy."""
+        with self._lock:
+            return dataclasses.replace(self._values)
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """One L2 tier.
+
+    Attributes:
+        name: The tier's name in the config.
+        counters: What happened there since open.
+        queued_bytes: Raw bytes waiting to be written.
+        records: Live records on the medium, of every process; -1 when the tier cannot say.
+        payload_bytes: Bytes that count against the capacity; -1 when the tier cannot say.
+        file_bytes: Bytes really taken from the medium; -1 when the tier cannot say.
+        capacity_bytes: The configured bound, 0 when unbounded.
+    """
+
+    name: str
+    counters: TierCounters
+    queued_bytes: int = 0
+    records: int = -1
+    payload_bytes: int = -1
+    file_bytes: int = -1
+    capacity_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """A consistent-enough picture of one cache; taking it costs microseconds per tier.
+
+    Attributes:
+        cache_id: Which open cache, unique within the process.
+        cache: What callers asked for and got.
+        l1: The L1 cache; None when it is disabled.
+        tiers: The L2 tiers in lookup order.
+    """
+
+    cache_id: str
+    cache: CacheCounters
+    l1: L1Counters | None
+    tiers: tuple[TierStats, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and numbers, ready for JSON."""
+        return dataclasses.asdict(self)
+
+
+@dataclass(frozen=True, slots=True)
+class TierHealth:
+    """State of one tier.
+
+    Attributes:
+        state: ``ok``; ``degraded`` (failing now and then, or read-only); ``down`` (not opened, or
+            suspended by the breaker).
+        detail: The newest error or what limits the tier; empty when ok.
+    """
+
+    state: HealthState
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Health:
+    """State of an open cache.
+
+    Attributes:
+        state: The worst state of any tier, but never ``down`` while something can still serve.
+        tiers: By tier name.
+    """
+
+    state: HealthState
+    tiers: Mapping[str, TierHealth] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain dicts and strings, ready for JSON."""
+        return {
+            "state": self.state,
+            "tiers": {n: {"state": t.state, "detail": t.detail} for n, t in self.tiers.items()},
+        }

