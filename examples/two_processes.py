@@ -3,8 +3,7 @@
 Prints::
 
     parent: stored 4 blocks
-    child: found 4 blocks of the parent, bit-identical: True
-    child: stored 2 more
+    child: found 4 blocks of the parent, bit-identical: True; stored 2 more
     parent: the conversation has 6 blocks now
     parent: after its clear() the child's blocks are gone too: 0 blocks
 """
@@ -39,25 +38,23 @@ def child(folder: str) -> None:
     """Read what the parent stored, and store what follows it."""
     with open_cache(folder) as cache:
         out = torch.empty(len(SHARED), *SPEC.shape, dtype=torch.bfloat16)
-        found = cache.get(SHARED, out)
-        print(f"child: found {found} blocks of the parent, bit-identical: {torch.equal(out, numbered(0, 4))}")
-        print(f"child: stored {cache.put(NEW, numbered(4, 2))} more")
+        print(f"child: found {cache.get(SHARED, out)} blocks of the parent, ", end="")
+        print(f"bit-identical: {torch.equal(out, numbered(0, 4))}; stored {cache.put(NEW, numbered(4, 2))} more")
 
 
-def parent(folder: str) -> None:
+def parent() -> None:
     """Store, let the child run, and see what it left."""
-    with open_cache(folder) as cache:
+    with tempfile.TemporaryDirectory() as folder, open_cache(folder) as cache:
         print(f"parent: stored {cache.put(SHARED, numbered(0, 4))} blocks", flush=True)
         cache.flush()
-        subprocess.run([sys.executable, __file__, folder], check=True)
+        subprocess.run([sys.executable, __file__, folder], check=True)  # noqa: S603 - this very file
         print(f"parent: the conversation has {cache.lookup(KEY).blocks} blocks now")
         cache.clear()
         print(f"parent: after its clear() the child's blocks are gone too: {cache.lookup(KEY).blocks} blocks")
 
 
 if __name__ == "__main__":
-    if len(sys.argv) > 1:
+    if sys.argv[1:]:
         child(sys.argv[1])
     else:
-        with tempfile.TemporaryDirectory() as temporary:
-            parent(temporary)
+        parent()

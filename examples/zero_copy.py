@@ -12,8 +12,6 @@ Prints::
 
 from __future__ import annotations
 
-import torch
-
 from kvstore import BlockSpec, KVCache, KVCacheKey, Namespace
 
 SPEC = BlockSpec(layers=4, kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")

@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import threading
-import time
 import weakref
 from collections.abc import Mapping
 from concurrent.futures import Future
@@ -22,18 +21,18 @@ from kvstore.errors import CapacityError, ClosedError, ConfigError, DeadlineErro
 from kvstore.events import CacheInfo
 from kvstore.keys import KVCacheKey
 from kvstore.l1.lease import Lease
-from kvstore.loads import Loads
+from kvstore.loads import L1, Loads
 from kvstore.namespace import Namespace
 from kvstore.plugins import Registry
 from kvstore.prefetch import Prefetcher
-from kvstore.reads import L1, Reads
+from kvstore.reads import Reads
 from kvstore.spec import BlockSpec
 from kvstore.stack import Identity, Stack
 from kvstore.tensors import Blocks, rows_of
 from kvstore.writes import Writes
 
 if TYPE_CHECKING:
-    from kvstore.l1.entry import Entry
+    from kvstore.l1.cache import L1Cache
     from kvstore.l1.reservation import Reservation
     from kvstore.results import Lookup
     from kvstore.stats import Health, Stats
@@ -103,8 +102,6 @@ class KVCache:
         """
         registry = registry if registry is not None else Registry.discover()
         loaded = load_config(config, registry)
-        for name in loaded.plugins:
-            registry.load(name)
         identity = Identity(spec, namespace, namespace.digest(spec))
         if not namespace.revision_known:
             logger.warning(
@@ -193,7 +190,8 @@ class KVCache:
             ConfigError: L1 is disabled, so there is nothing to pin.
         """
         state = self._use(key)
-        return Lease(self._l1(state, "acquire"), self._load(state, key), self.spec)
+        l1 = self._l1(state, "acquire")
+        return Lease(l1, state.loads.pin(key), self.spec)
 
     def prefetch(self, key: KVCacheKey) -> Future[int]:
         """Load the available prefix of ``key`` into L1 in the background.
@@ -209,39 +207,11 @@ class KVCache:
         l1 = self._l1(state, "prefetch")
 
         def load(cancelled: threading.Event) -> int:
-            entries = self._load(state, key, cancelled)
+            entries = state.loads.pin(key, cancelled)
             l1.unpin(entries)
             return len(entries)
 
         return state.prefetcher.submit(load)
-
-    def _load(self, state: _Open, key: KVCacheKey, cancelled: threading.Event | None = None) -> list[Entry]:
-        """Pin leading blocks in L1, loading what the tiers have."""
-        l1 = self._l1(state, "acquire")
-        until = time.monotonic() + self._config.defaults.deadline
-        entries: list[Entry] = []
-        hits: dict[str, int] = {}
-        asked: dict[str, int] = {}
-        try:
-            while len(entries) < len(key) and not (cancelled and cancelled.is_set()):
-                start = len(entries)
-                entries += l1.pin_leading(key.digests[start:])
-                hits[L1] = hits.get(L1, 0) + len(entries) - start
-                for open_tier in state.stack:
-                    if len(entries) < len(key) and time.monotonic() < until:
-                        name = open_tier.tier.name
-                        asked.setdefault(name, len(key) - len(entries))
-                        found = state.loads.pin_leading(open_tier, key, len(entries), until)
-                        hits[name] = hits.get(name, 0) + len(found)
-                        entries += found
-                if len(entries) == start:
-                    break
-            l1.touch([entry.digest for entry in entries])
-        except BaseException:
-            l1.unpin(entries)
-            raise
-        state.reads.count(len(key), len(entries), hits, asked)
-        return entries
 
     # -- writes
 
@@ -309,9 +279,7 @@ class KVCache:
         """
         late = self._use().stack.flush(timeout)
         if late:
-            msg = (
-                f"flush() did not finish within {timeout} s in {', '.join(late)}; the writes go on, flush again"
-            )
+            msg = f"flush() did not finish within {timeout} s in {', '.join(late)}; the writes go on, flush again"
             raise DeadlineError(msg)
 
     # -- state
@@ -376,7 +344,7 @@ class KVCache:
                 self._state = _Open(Stack(self._cache_id, self._config, self._identity, self._registry))
             return self._state
 
-    def _l1(self, state: _Open, call: str) -> Any:
+    def _l1(self, state: _Open, call: str) -> L1Cache:
         if state.stack.l1 is None:
             msg = f"{call}() needs L1, and l1.enabled is false; enable it or use get() and put()"
             raise ConfigError(msg)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
@@ -23,6 +25,9 @@ if TYPE_CHECKING:
     from kvstore.tensors import Bytes, Rows
 
 _CHUNK_BYTES: Final = 64 << 20  # blocks in flight per round; bounds staging memory and what eviction makes room for
+L1: Final = "l1"
+"""L1's name among the sources of a call."""
+
 _PROMOTION_STEP: Final = 16  # slots reserved at a time; a hit run may end at any block
 
 
@@ -37,6 +42,38 @@ class Fetched:
 
     data: Bytes
     entry: Entry | None = None
+
+
+class Served:
+    """Which source delivered which blocks of one call."""
+
+    def __init__(self, key: KVCacheKey) -> None:
+        self.key = key
+        self.asked: dict[str, int] = {}
+        self._blocks: dict[str, list[int]] = {}
+
+    def note(self, source: str, start: int, run: int) -> None:
+        """``source`` was asked for the blocks from ``start`` on and delivered the first ``run``."""
+        self.asked.setdefault(source, len(self.key) - start)
+        self._blocks.setdefault(source, []).extend(range(start, start + run))
+
+    def note_each(self, source: str, asked: Sequence[int], got: Sequence[int]) -> None:
+        """``source`` was asked for some blocks and delivered ``got``."""
+        self.asked[source] = len(asked)
+        self._blocks[source] = list(got)
+
+    def blocks(self, source: str) -> list[int]:
+        """Indices of the blocks that ``source`` delivered, ascending."""
+        return self._blocks.get(source, [])
+
+    def every(self) -> list[int]:
+        """Indices of all delivered blocks, ascending."""
+        return sorted(i for blocks in self._blocks.values() for i in blocks)
+
+    @property
+    def total(self) -> int:
+        """Blocks delivered."""
+        return sum(len(blocks) for blocks in self._blocks.values())
 
 
 class Loads:
@@ -61,6 +98,35 @@ class Loads:
             if len(fetched) < last - first:
                 return
 
+    def pin(self, key: KVCacheKey, cancelled: threading.Event | None = None) -> list[Entry]:
+        """Pin the leading blocks of a key in L1, loading what the tiers have.
+
+        Stops early, with what there is, when ``cancelled`` is set.  None without L1.
+        """
+        l1, n = self._stack.l1, len(key)
+        entries: list[Entry] = []
+        if l1 is None:
+            return entries
+        until = time.monotonic() + self._stack.config.defaults.deadline
+        served = Served(key)
+        try:
+            while len(entries) < n and not (cancelled and cancelled.is_set()):
+                start = len(entries)
+                entries += l1.pin_leading(key.digests[start:])
+                served.note(L1, start, len(entries) - start)
+                for open_tier in self._stack:
+                    at = len(entries)
+                    if at < n and time.monotonic() < until:
+                        entries += self.pin_leading(open_tier, key, at, until)
+                        served.note(open_tier.tier.name, at, len(entries) - at)
+                if len(entries) == start:
+                    break
+            self.conclude(served)
+        except BaseException:
+            l1.unpin(entries)
+            raise
+        return entries
+
     def pin_leading(self, open_tier: OpenTier, key: KVCacheKey, start: int, until: float) -> list[Entry]:
         """Like ``fetch``, but for callers that want L1 entries; staging memory ends the run."""
         entries: list[Entry] = []
@@ -77,10 +143,29 @@ class Loads:
         if self._stack.l1 is not None:
             self._stack.l1.unpin([block.entry for block in blocks if block.entry is not None])
 
-    def used(self, tier: Tier, kind: int, digests: Sequence[bytes]) -> None:
-        """Note one use of blocks at a tier, tail first, so that eviction shortens prefixes."""
-        if not digests:
-            return
+    def conclude(self, served: Served) -> None:
+        """Count a finished call and tell L1 and each tier what it used, once and in key order.
+
+        One call is one use: told piece by piece, a tail would come out younger than its head.
+        """
+        stack, key = self._stack, served.key
+        n, done = len(key), served.total
+        nbytes = stack.identity.spec.nbytes
+        stack.counters.add(
+            lookups=n, hits=done, misses=n - done, l1_hits=len(served.blocks(L1)), bytes_out=done * nbytes
+        )
+        digests = key.digests
+        if stack.l1 is not None and done:
+            stack.l1.touch([digests[i] for i in served.every()])
+        for open_tier in stack:
+            tier = open_tier.tier
+            asked, got = served.asked.get(tier.name, 0), served.blocks(tier.name)
+            if asked:
+                tier.counters.add(lookups=asked, hits=len(got), misses=asked - len(got), bytes_out=len(got) * nbytes)
+            if got:
+                self._used(tier, key.kind, [digests[i] for i in got])
+
+    def _used(self, tier: Tier, kind: int, digests: Sequence[bytes]) -> None:
         self._stack.seen.note(digests)
         tail_first = digests[::-1]
         tier.guarded("touch_many", lambda: tier.backend.touch_many(tier.names(kind, tail_first)))
@@ -91,23 +176,22 @@ class Loads:
         return Promotion(self._stack, open_tier, key, start)
 
     def each(
-        self, open_tier: OpenTier, kind: int, digests: Sequence[bytes], places: Sequence[tuple[int, Rows]], until: float
+        self, open_tier: OpenTier, key: KVCacheKey, todo: Sequence[int], rows: Rows, until: float
     ) -> list[BlockStatus]:
-        """Read independent blocks through staging memory and copy them to their rows."""
+        """Read the blocks ``todo`` of a key, each on its own, through staging memory into their rows."""
         statuses: list[BlockStatus] = []
         nbytes = self._stack.identity.spec.nbytes
         step = max(1, _CHUNK_BYTES // nbytes)
-        for first in range(0, len(digests), step):
-            part = digests[first : first + step]
+        for first in range(0, len(todo), step):
+            part = todo[first : first + step]
             staging = [np.empty(nbytes, np.uint8) for _ in part]
             landing = Landing([s.data for s in staging])
-            answers = open_tier.reader.pooled(kind, part, landing, open_tier.tier.call(until))
-            for (i, rows), data, answer in zip(places[first : first + step], staging, answers, strict=True):
+            digests = [key.digests[i] for i in part]
+            answers = open_tier.reader.pooled(key.kind, digests, landing, open_tier.tier.call(until))
+            for i, data, answer in zip(part, staging, answers, strict=True):
                 if answer is BlockStatus.DELIVERED:
                     np.copyto(rows.target(i), data)
                     rows.commit(i)
-            used = [d for d, a in zip(part, answers, strict=True) if a is BlockStatus.DELIVERED]
-            self.used(open_tier.tier, kind, used)
             statuses += answers
         return statuses
 
@@ -127,7 +211,6 @@ class Loads:
         run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
         arrived = [i for i, s in enumerate(statuses) if s is BlockStatus.DELIVERED]
         entries = landing.publish(arrived, keep=run)
-        self.used(tier, key.kind, digests[:run])
         return [Fetched(landing.data[i], entries.get(i)) for i in range(run)]
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstore.loads import L1, Loads, Served
 from kvstore.results import Lookup
 from kvstore.types import BlockStatus, Presence
 
@@ -15,11 +16,8 @@ if TYPE_CHECKING:
     from kvstore.blocks import OpenBlock
     from kvstore.keys import KVCacheKey
     from kvstore.l1.entry import Entry
-    from kvstore.loads import Loads
     from kvstore.stack import OpenTier, Stack
     from kvstore.tensors import Rows
-
-L1 = "l1"
 
 
 class Reads:
@@ -84,24 +82,21 @@ class Reads:
         """Copy the longest available prefix; returns the blocks delivered."""
         stack, until, n = self._stack, self._until(), len(key)
         done = 0
-        hits: dict[str, int] = {}
-        asked: dict[str, int] = {}
+        served = Served(key)
         while done < n:
             start = done
             run = self._get_l1(key, rows, done)
-            hits[L1] = hits.get(L1, 0) + run
+            served.note(L1, done, run)
             done += run
             for open_tier in stack:
                 if done == n or time.monotonic() >= until:
                     break
-                name = open_tier.tier.name
-                asked.setdefault(name, n - done)
                 run = self._get_tier(open_tier, key, rows, done, until)
-                hits[name] = hits.get(name, 0) + run
+                served.note(open_tier.tier.name, done, run)
                 done += run
             if done == start:
                 break
-        self.count(n, done, hits, asked)
+        self._loads.conclude(served)
         return done
 
     def _get_l1(self, key: KVCacheKey, rows: Rows, start: int) -> int:
@@ -124,7 +119,6 @@ class Reads:
                 rows.commit(i)
         finally:
             l1.unpin(entries)
-        l1.touch([entry.digest for entry in entries])
 
     def _get_tier(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
         if open_tier.tier.direct:
@@ -159,47 +153,43 @@ class Reads:
         statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until, leading_only=True))
         run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
         promotion.publish(run)
-        self._loads.used(tier, key.kind, digests[:run])
         return run
 
     # -- independent blocks
 
     def get_each(self, key: KVCacheKey, rows: Rows) -> list[BlockStatus]:
         """Copy every available block; one status per block."""
-        stack, until, n = self._stack, self._until(), len(key)
-        statuses = [BlockStatus.ABSENT] * n
-        hits: dict[str, int] = {L1: self._each_l1(key, rows, statuses)}
-        asked: dict[str, int] = {}
+        stack, until = self._stack, self._until()
+        statuses = [BlockStatus.ABSENT] * len(key)
+        served = Served(key)
+        served.note_each(L1, range(len(key)), self._each_l1(key, rows))
+        for i in served.blocks(L1):
+            statuses[i] = BlockStatus.DELIVERED
         for open_tier in stack:
             todo = [i for i, status in enumerate(statuses) if status is not BlockStatus.DELIVERED]
             if not todo or time.monotonic() >= until:
                 break
-            name = open_tier.tier.name
-            asked[name] = len(todo)
             answers = self._each_tier(open_tier, key, todo, rows, until)
-            hits[name] = sum(answer is BlockStatus.DELIVERED for answer in answers)
+            got = [i for i, answer in zip(todo, answers, strict=True) if answer is BlockStatus.DELIVERED]
+            served.note_each(open_tier.tier.name, todo, got)
             for i, answer in zip(todo, answers, strict=True):
                 if answer is not BlockStatus.ABSENT:
                     statuses[i] = answer
-        self.count(n, sum(s is BlockStatus.DELIVERED for s in statuses), hits, asked)
+        self._loads.conclude(served)
         return statuses
 
-    def _each_l1(self, key: KVCacheKey, rows: Rows, statuses: list[BlockStatus]) -> int:
+    def _each_l1(self, key: KVCacheKey, rows: Rows) -> list[int]:
         l1 = self._stack.l1
         if l1 is None:
-            return 0
-        entries = l1.pin_each(key.digests)
-        held = [entry for entry in entries if entry is not None]
+            return []
+        resident = {i: entry for i, entry in enumerate(l1.pin_each(key.digests)) if entry is not None}
         try:
-            for i, entry in enumerate(entries):
-                if entry is not None:
-                    np.copyto(rows.target(i), l1.pool.payload(entry.slot))
-                    rows.commit(i)
-                    statuses[i] = BlockStatus.DELIVERED
+            for i, entry in resident.items():
+                np.copyto(rows.target(i), l1.pool.payload(entry.slot))
+                rows.commit(i)
         finally:
-            l1.unpin(held)
-        l1.touch([entry.digest for entry in held])
-        return len(held)
+            l1.unpin(resident.values())
+        return list(resident)
 
     def _each_tier(
         self, open_tier: OpenTier, key: KVCacheKey, todo: Sequence[int], rows: Rows, until: float
@@ -207,29 +197,10 @@ class Reads:
         tier = open_tier.tier
         digests = [key.digests[i] for i in todo]
         if not tier.direct:
-            return self._loads.each(open_tier, key.kind, digests, [(todo[k], rows) for k in range(len(todo))], until)
+            return self._loads.each(open_tier, key, todo, rows, until)
 
         def sink(k: int, block: OpenBlock) -> None:
             block.write_into(rows.target(todo[k]).data)
             rows.commit(todo[k])
 
-        statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until))
-        used = [d for d, s in zip(digests, statuses, strict=True) if s is BlockStatus.DELIVERED]
-        self._loads.used(tier, key.kind, used)
-        return statuses
-
-    # -- counting
-
-    def count(self, n: int, done: int, hits: dict[str, int], asked: dict[str, int]) -> None:
-        """Add one call to the counters: each block counts once per tier that was asked for it."""
-        nbytes = self._stack.identity.spec.nbytes
-        self._stack.counters.add(
-            lookups=n, hits=done, misses=n - done, l1_hits=hits.get(L1, 0), bytes_out=done * nbytes
-        )
-        for open_tier in self._stack:
-            name = open_tier.tier.name
-            if name in asked:
-                got = hits.get(name, 0)
-                open_tier.tier.counters.add(
-                    lookups=asked[name], hits=got, misses=asked[name] - got, bytes_out=got * nbytes
-                )
+        return open_tier.reader.direct(key.kind, digests, sink, tier.call(until))

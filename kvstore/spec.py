@@ -91,6 +91,9 @@ class BlockSpec:
         if self.layout == "opaque":
             _check_opaque(self)
             return
+        if self.opaque_tag:
+            msg = f"BlockSpec.opaque_tag is {self.opaque_tag!r}; only opaque specs have one: use BlockSpec.opaque(...)"
+            raise ValueError(msg)
         object.__setattr__(self, "dtype", dtype_name(self.dtype))
         for name in ("layers", "kv_heads", "head_dim", "block_tokens", "kv"):
             value = getattr(self, name)
@@ -185,7 +188,7 @@ class BlockSpec:
         )
         h = hashlib.sha256(b"kvstore-block-spec-v1")
         for value in fields:
-            text = str(value).encode()
+            text = str(value).encode(errors="surrogatepass")
             h.update(len(text).to_bytes(4, "little") + text)
         return h.digest()[:16]
 
@@ -202,13 +205,15 @@ def _axes(layout: str) -> str:
 
 
 def _check_opaque(spec: BlockSpec) -> None:
-    if spec.dtype != "opaque" or not spec.opaque_tag:
+    plain = spec.dtype == "opaque" and (spec.layers, spec.kv_heads, spec.kv) == (1, 1, 1)
+    if not plain or not spec.opaque_tag:
         msg = (
             "an opaque spec needs a tag that names the engine's layout; "
             "use BlockSpec.opaque(nbytes, block_tokens=..., tag=...)"
         )
         raise ValueError(msg)
-    for name, value in (("nbytes", spec.head_dim), ("block_tokens", spec.block_tokens)):
+    for name, field in (("nbytes", "head_dim"), ("block_tokens", "block_tokens")):
+        value = getattr(spec, field)
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value < _MAX_DIM:
             msg = f"BlockSpec.opaque {name} is {value!r}; expected an integer from 1 to {_MAX_DIM - 1}"
             raise ValueError(msg)

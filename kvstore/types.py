@@ -26,7 +26,7 @@ Seconds = Annotated[float, Unit("seconds")]
 """An option in seconds; config accepts a number or a string with a unit such as ``"500ms"``."""
 
 
-def option(default: Any = None, *, doc: str, factory: Any = None, required: bool = False) -> Any:
+def option(default: Any = None, *, doc: str, factory: Any = None, required: bool = False, secret: bool = False) -> Any:
     """Declare one field of a plugin's options dataclass.
 
     Args:
@@ -34,16 +34,17 @@ def option(default: Any = None, *, doc: str, factory: Any = None, required: bool
         doc: One or two sentences for ``kvstore init``, ``config check`` and the docs table.
         factory: Zero-argument callable for mutable defaults; excludes ``default``.
         required: The config must name the option; it then has no default.
+        secret: The value must never be shown: not in messages, ``repr`` or ``config check``.
 
     Returns:
-        A :func:`dataclasses.field` carrying ``doc`` in its metadata.
+        A :func:`dataclasses.field` carrying ``doc`` and ``secret`` in its metadata.
     """
-    metadata = {"doc": doc}
+    metadata = {"doc": doc, "secret": secret}
     if required:
-        return field(metadata=metadata)
+        return field(metadata=metadata, repr=not secret)
     if factory is not None:
-        return field(default_factory=factory, metadata=metadata)
-    return field(default=default, metadata=metadata)
+        return field(default_factory=factory, metadata=metadata, repr=not secret)
+    return field(default=default, metadata=metadata, repr=not secret)
 
 
 class Presence(enum.Enum):

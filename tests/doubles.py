@@ -61,7 +61,7 @@ class GatedWrites(MemoryBackend):
     def put_many(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
         self.writing.set()
         self.gate.wait(30)
-        return super().put_many(items, Call.within(30) if call else call)
+        return super().put_many(items, Call.within(30, priority=call.priority))
 
 
 class CountingBackend(MemoryBackend):

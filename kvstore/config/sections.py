@@ -1,7 +1,5 @@
 """The config's sections: their keys, defaults and documentation in one place."""
 
-# ruff: noqa: RUF009 - option() makes dataclass fields, not shared defaults
-
 from __future__ import annotations
 
 import functools

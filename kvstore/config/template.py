@@ -10,7 +10,7 @@ from typing import Any, Final
 from kvstore.config.schema import expectation, text
 from kvstore.config.sections import DefaultsConfig, defaults_fields, l1_fields, tier_fields
 from kvstore.errors import ConfigError
-from kvstore.plugins import Registry
+from kvstore.plugins import BackendPlugin, Registry
 from kvstore.plugins.options import Form, OptionField, option_fields
 
 _WIDTH: Final = 96
@@ -63,32 +63,37 @@ def render_template(
             known = ", ".join(option.name for option in own) or "none"
             msg = f"backend {backend!r} has no option {name!r}; its options: {known}"
             raise ConfigError(msg)
+    parts = [
+        _HEADER,
+        "[l1]  # the cache in memory",
+        *_keys(l1_fields(), {}),
+        "[defaults]",
+        *_keys(defaults_fields(), {}),
+    ]
+    return "\n".join([*parts, *_tier(plugin, given)])
+
+
+def _tier(plugin: BackendPlugin, given: Mapping[str, Any]) -> list[str]:
+    own = option_fields(plugin.options)
     core = [option for option in tier_fields() if option.name != "backend"]
     examples = {
-        "name": backend,
+        "name": plugin.name,
         "capacity": plugin.default_capacity_bytes or 100 << 30,
         "admit": plugin.default_admit,
         "deadline": plugin.default_deadline_s or DefaultsConfig().deadline,
         "queue": 1 << 30,
         "workers": 4,
     }
-    return "\n".join(
-        [
-            _HEADER,
-            "[l1]  # the cache in memory",
-            *_keys(l1_fields(), {}),
-            "[defaults]",
-            *_keys(defaults_fields(), {}),
-            "# Tiers behind L1, asked in this order: fastest first.  Add [[l2]] sections for more.",
-            "[[l2]]",
-            f'backend = "{backend}"  # {plugin.summary}',
-            "",
-            f"# Options of {backend!r}" if own else f"# {backend!r} has no options of its own.",
-            *_keys(own, given),
-            "# Options that every tier has",
-            *_keys(core, {}, examples),
-        ]
-    )
+    return [
+        "# Tiers behind L1, asked in this order: fastest first.  Add [[l2]] sections for more.",
+        "[[l2]]",
+        f'backend = "{plugin.name}"  # {plugin.summary}',
+        "",
+        f"# Options of {plugin.name!r}" if own else f"# {plugin.name!r} has no options of its own.",
+        *_keys(own, given),
+        "# Options that every tier has",
+        *_keys(core, {}, examples),
+    ]
 
 
 def _keys(

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import builtins
-import logging
 import threading
-from collections import deque
 from collections.abc import Iterable
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from kvstore.errors import PluginError, PluginIncompatibleError, PluginLoadError
+from kvstore.errors import PluginError
 from kvstore.plugins import messages
 from kvstore.plugins.catalog import Catalog
-from kvstore.plugins.descriptors import BackendPlugin, CodecPlugin, Kind, PluginInfo, PolicyPlugin, Status
-from kvstore.plugins.host import HooksHost, LoadedModule
-from kvstore.plugins.loader import IN_PROCESS, Candidate, Candidates, import_hooks, installed
+from kvstore.plugins.descriptors import BackendPlugin, CodecPlugin, Kind, PluginInfo, PolicyPlugin
+from kvstore.plugins.loader import Candidate, Candidates, installed
+from kvstore.plugins.modules import Modules
 
 if TYPE_CHECKING:
     from kvstore.backend import Backend
@@ -25,11 +23,7 @@ if TYPE_CHECKING:
     from kvstore.plugins.making import Finding
     from kvstore.plugins.observers import Observer
 
-_log: Final = logging.getLogger(__name__)
-
 _D = TypeVar("_D", BackendPlugin, CodecPlugin, PolicyPlugin)
-
-_HISTORY: Final = 64  # opened caches that an observer loaded later is told about; a process opens a handful
 
 
 class Registry:
@@ -47,11 +41,7 @@ class Registry:
         """Make a registry of ``candidates``; :meth:`discover` is what applications call."""
         self._catalog: Final = Catalog(candidates)
         self._catalog.block(blocked)
-        self._host: Final = HooksHost()
-        self._modules: Final[dict[str, LoadedModule]] = {}  # by target
-        self._failures: Final[dict[str, PluginError]] = {}  # by target
-        self._codec_names: Final[dict[int, str]] = {}
-        self._opened: Final[deque[CacheInfo]] = deque(maxlen=_HISTORY)
+        self._modules: Final = Modules(self._catalog)
         self._lock: Final = threading.RLock()
 
     @classmethod
@@ -93,19 +83,8 @@ class Registry:
             PluginConflictError: An installed or registered plugin has one of its names.
             PluginError: The module is broken or incompatible; nothing of it stays registered.
         """
-        candidate = Candidate(name, module.__name__, IN_PROCESS)
         with self._lock:
-            loaded = self._host.register(module, candidate.describe())
-            names = dict.fromkeys(key for _, key in loaded.descriptors)
-            if loaded.observes:
-                names[name] = None
-            try:
-                codec_ids = self._new_codec_ids(loaded, candidate)
-                self._catalog.add(Candidate(key, candidate.target, IN_PROCESS) for key in names)
-            except PluginError:
-                self._host.unregister(module)
-                raise
-            self._activate(candidate.target, loaded, codec_ids)
+            self._modules.register(module, name)
 
     def load(self, name: str) -> PluginInfo:
         """Import the plugin ``name`` unless that was done before.
@@ -118,8 +97,8 @@ class Registry:
             PluginError: It is blocked.
         """
         with self._lock:
-            self._load(self._candidate(name, None))
-            return self._info(name)
+            self._modules.load(self._candidate(name, None))
+            return self._modules.info(name)
 
     def backend(self, name: str) -> BackendPlugin:
         """Return the descriptor of a storage backend; raises as :meth:`load` does."""
@@ -140,9 +119,9 @@ class Registry:
         another distribution's codec, name it in a tier or in the config's ``plugins``.
         """
         with self._lock:
-            if codec_id not in self._codec_names:
-                self._load_own()
-            name = self._codec_names.get(codec_id)
+            if self._modules.codec_name(codec_id) is None:
+                self._modules.load_own()
+            name = self._modules.codec_name(codec_id)
             if name is None or self._catalog.refusal(name) is not None:
                 return None
             return self.codec(name)
@@ -183,7 +162,7 @@ class Registry:
         except PluginError as e:
             return (making.Finding(ok=False, subject=name, detail=str(e)),)
         with self._lock:
-            loaded = self._modules[info.target]
+            loaded = self._modules.load(self._candidate(name, None))
         found = making.Finding(
             ok=True, subject=name, detail=f"{self.origin(name)} is loaded; provides: {', '.join(info.kinds)}"
         )
@@ -199,14 +178,14 @@ class Registry:
         with self._lock:
             if kind is None:
                 return tuple(self._catalog.names())
-            self._load_own()
-            infos = [self._info(name) for name in self._catalog.names()]
+            self._modules.load_own()
+            infos = [self._modules.info(name) for name in self._catalog.names()]
             return tuple(i.name for i in infos if i.status == "installed" or (i.status == "active" and kind in i.kinds))
 
     def list(self) -> builtins.list[PluginInfo]:
         """List every installed or registered plugin name with its state; imports nothing."""
         with self._lock:
-            return [self._info(name) for name in self._catalog.names()]
+            return [self._modules.info(name) for name in self._catalog.names()]
 
     def origin(self, name: str) -> str:
         """Name plugin, distribution and entry point for messages; raises if it is not usable."""
@@ -219,20 +198,19 @@ class Registry:
         A cache resolves this once when it is opened, and does no event work when it is empty.
         """
         with self._lock:
-            return tuple(loaded.events for loaded in self._modules.values() if loaded.events is not None)
+            return self._modules.observers()
 
     def cache_opened(self, cache_info: CacheInfo) -> None:
         """Tell observers, also those loaded later, that a cache was opened; never raises."""
         with self._lock:
-            self._opened.append(cache_info)
-            observers = [loaded.opened for loaded in self._modules.values() if loaded.opened is not None]
+            observers = self._modules.remember_opened(cache_info)
         for observer in observers:
             observer(cache_info)
 
     def _descriptor(self, kind: Kind, name: str, expected: type[_D]) -> _D:
         with self._lock:
             candidate = self._candidate(name, kind)
-            loaded = self._load(candidate)
+            loaded = self._modules.load(candidate)
             descriptor = loaded.descriptors.get((kind, name))
             if not isinstance(descriptor, expected):
                 raise messages.wrong_kind(candidate, kind, loaded.kinds(name), self.names(kind))
@@ -246,86 +224,3 @@ class Registry:
         if not claims:
             raise messages.not_found(name, kind or "plugin", self.names(kind))
         return claims[0]
-
-    def _load(self, candidate: Candidate) -> LoadedModule:
-        target = candidate.target
-        if target in self._failures:
-            known = self._failures[target]
-            raise type(known)(str(known)) from known.__cause__
-        if target not in self._modules:
-            try:
-                self._import(candidate)
-            except PluginError as e:
-                self._failures[target] = e
-                raise
-        loaded = self._modules[target]
-        if not loaded.kinds(candidate.name):
-            raise PluginLoadError(messages.provides_nothing(candidate))
-        return loaded
-
-    def _import(self, candidate: Candidate) -> None:
-        module = import_hooks(candidate)
-        loaded = self._host.register(module, candidate.describe())
-        try:
-            for kind, name in loaded.descriptors:
-                if all(claim.target != candidate.target for claim in self._catalog.claims(name)):
-                    raise PluginLoadError(messages.no_entry_point(candidate, kind, name))
-            codec_ids = self._new_codec_ids(loaded, candidate)
-        except PluginError:
-            self._host.unregister(module)
-            raise
-        self._activate(candidate.target, loaded, codec_ids)
-
-    def _activate(self, target: str, loaded: LoadedModule, codec_ids: dict[int, str]) -> None:
-        self._modules[target] = loaded
-        self._codec_names.update(codec_ids)
-        if loaded.opened is not None:
-            for cache_info in self._opened:
-                loaded.opened(cache_info)
-
-    def _new_codec_ids(self, loaded: LoadedModule, candidate: Candidate) -> dict[int, str]:
-        added: dict[int, str] = {}
-        for descriptor in loaded.descriptors.values():
-            if isinstance(descriptor, CodecPlugin):
-                other = (self._codec_names | added).get(descriptor.codec_id)
-                if other is not None:
-                    raise PluginLoadError(
-                        messages.same_codec_id(candidate, descriptor.name, descriptor.codec_id, other)
-                    )
-                added[descriptor.codec_id] = descriptor.name
-        return added
-
-    def _load_own(self) -> None:
-        for candidate in self._catalog.own():
-            if candidate.target not in self._modules and candidate.target not in self._failures:
-                try:
-                    self._load(candidate)
-                except PluginError as e:
-                    _log.warning("%s", e)
-
-    def _info(self, name: str) -> PluginInfo:
-        claims = self._catalog.claims(name)
-        status, detail, kinds = self._state(name, claims[0])
-        return PluginInfo(
-            name=name,
-            distribution=", ".join(claim.distribution for claim in claims),
-            version=", ".join(claim.version for claim in claims),
-            target=", ".join(claim.target for claim in claims),
-            status=status,
-            detail=detail,
-            kinds=kinds,
-        )
-
-    def _state(self, name: str, candidate: Candidate) -> tuple[Status, str, tuple[Kind, ...]]:
-        refusal = self._catalog.refusal(name)
-        if refusal is not None:
-            return ("blocked" if self._catalog.is_blocked(name) else "conflict"), str(refusal), ()
-        failure = self._failures.get(candidate.target)
-        if failure is not None:
-            return ("incompatible" if isinstance(failure, PluginIncompatibleError) else "broken"), str(failure), ()
-        loaded = self._modules.get(candidate.target)
-        if loaded is None:
-            return "installed", "", ()
-        if not loaded.kinds(name):
-            return "broken", messages.provides_nothing(candidate), ()
-        return "active", loaded.summary(name), loaded.kinds(name)

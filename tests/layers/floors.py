@@ -47,7 +47,6 @@ FLOORS: Final[dict[str, int]] = {
     "kvstore.cache": 5,
     "kvstore": 6,
     "kvstore_transformers": 7,
-    "kvstore.testing": 7,
     "kvstore.cli": 8,
     "kvstore.__main__": 8,
 }
@@ -63,7 +62,6 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore.l1",
         "kvstore.tensors",
         "kvstore.cache",
-        "kvstore.testing",
         "kvstore.cli.demo",
         "kvstore_transformers",
     ),
@@ -81,7 +79,6 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore.loads",
         "kvstore.reads",
         "kvstore.cache",
-        "kvstore.testing",
         "kvstore.cli.demo",
         "kvstore_lmdb",
         "kvstore_zstd",
@@ -91,7 +88,6 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore.record",
         "kvstore.blocks_encode",
         "kvstore.blocks_decode",
-        "kvstore.testing",
         "kvstore_transformers",
     ),
     "pluggy": ("kvstore.hookspecs", "kvstore.plugins"),
@@ -105,8 +101,6 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
     "matplotlib": ("kvstore.cli.demo",),
     "rich": ("kvstore.cli",),
     "cbor2": ("kvstore.keys",),
-    "pytest": ("kvstore.testing",),
-    "hypothesis": ("kvstore.testing",),
 }
 
 # Too slow to be paid for by somebody who only imports, discovers or asks for help.

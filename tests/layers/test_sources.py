@@ -9,14 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.layers.floors import within
 from tests.layers.imports import ROOT, report, shipped_sources
 
 MAX_FILE_LINES = 400
 CODE_FOLDERS = ("kvstore", "backends", "plugins", "tests", "benchmarks", "examples")
-
-# A conformance suite states its laws with assert; everything else raises an error of its own.
-MAY_ASSERT = ("kvstore.testing",)
 
 UNSAFE_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
 UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
@@ -29,7 +25,7 @@ def long_files(files: Mapping[str, str]) -> list[str]:
 
 
 def asserts(sources: Mapping[str, str]) -> list[str]:
-    return [f"{m}:{n.lineno}" for m, n in nodes(sources) if isinstance(n, ast.Assert) and not within(m, MAY_ASSERT)]
+    return [f"{m}:{n.lineno}" for m, n in nodes(sources) if isinstance(n, ast.Assert)]
 
 
 def unsafe_loads(sources: Mapping[str, str]) -> list[str]:
@@ -103,9 +99,7 @@ def test_python_files_start_with_future_annotations(sources: dict[str, str]) -> 
 
 def test_the_rules_catch_what_they_forbid() -> None:
     assert long_files({"a.py": "x\n" * 399, "b.py": "x\n" * 400}) == ["b.py has 400 lines"]
-    assert asserts({"kvstore.cache": "def f(x):\n    assert x", "kvstore.testing.laws": "assert 1"}) == [
-        "kvstore.cache:2"
-    ]
+    assert asserts({"kvstore.cache": "def f(x):\n    assert x"}) == ["kvstore.cache:2"]
     bad = "import pickle\nfrom marshal import loads\neval('1')\ndef f(torch, p):\n    torch.load(p)\n    model.eval()"
     assert unsafe_loads({"m": bad}) == ["m:1 pickle", "m:2 marshal", "m:3 eval", "m:5 torch.load"]
     names = "class TierManager: ...\nclass BaseTier: ...\nclass Baseline: ...\nclass TierImpl: ...\nclass Tier: ..."

@@ -132,15 +132,17 @@ class LmdbBackend(Backend):
         session = self._open_session()
 
         def count(environment: Environment) -> Usage:
-            writer = session.writer_of(environment)
+            space = session.writer_of(environment).space
             with environment.env.begin() as txn:
-                pages, limits = writer.space.live_pages(txn), writer.space.limits(txn)
-                records = txn.stat(environment.trees.index)["entries"]
-                capacity_bytes = notes.stored_capacity(environment, txn)
-            page_bytes = environment.page_bytes
-            file_bytes = environment.data.stat().st_size
-            capacity_bytes = capacity_bytes or limits.capacity * page_bytes
-            return Usage(records, pages * page_bytes, file_bytes, capacity_bytes, environment.evicted)
+                pages = space.measure(txn)
+                records = int(txn.stat(environment.trees.index)["entries"])
+            return Usage(
+                records=records,
+                payload_bytes=pages * environment.page_bytes,
+                file_bytes=environment.data.stat().st_size,
+                capacity_bytes=space.capacity_bytes,
+                evicted=environment.evicted,
+            )
 
         return self._run("counting", count)
 

@@ -7,6 +7,7 @@ damaged, restores a cut-off length, and only then maps it.  Any index kept in LM
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import secrets
@@ -33,6 +34,8 @@ _DOOR_S: Final = 5.0  # longest wait for another process that opens or closes
 _LEAVE_S: Final = 1.0
 _SHORT_CHECK_S: Final = 1.5  # after kill -9 the kernel still holds every write: a sample is enough
 _LONG_CHECK_S: Final = 3.5  # open stays within 5 s; about 1M records
+_READER_BYTES: Final = 64  # a cache line per reader
+_TABLE_HEAD_BYTES: Final = 1024  # header and mutexes, generously: a longer file only means more slots
 _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
 
 
@@ -130,10 +133,11 @@ def close_guarded(opened: GuardedEnvironment, *, suspect: bool = False) -> None:
 
 def _mark_clean(opened: GuardedEnvironment, state: StateFile, durability: str) -> None:
     """Stamp the data file with an odd time and remember it: any later write changes the stamp."""
-    stamp = time.time_ns() // 1_000_000 * 1_000_000 + secrets.randbelow(1_000_000)
-    os.utime(opened.data, ns=(stamp, stamp), follow_symlinks=False)
     found = opened.data.lstat()
     if (found.st_dev, found.st_ino) == opened.identity:
+        stamp = time.time_ns() // 1_000_000 * 1_000_000 + secrets.randbelow(1_000_000)
+        os.utime(opened.data, ns=(stamp, stamp), follow_symlinks=False)
+        found = opened.data.lstat()
         state.write(State("clean", boot_id(), durability, found.st_size, found.st_mtime_ns, found.st_ino))
 
 
@@ -158,12 +162,14 @@ def _open(
         )
     vet = _Vet(data, prior, settings, logger)
     meta = vet.run() if alone or state is None else vet.glance()
+    _reserve_lock_file(directory / LOCK_NAME, settings)
     try:
         env = _map(directory, settings, meta)
     except lmdb.Error as e:
         if not alone or settings.read_only or not is_damage(e):
             raise
         vet.quarantine(str(e))
+        _reserve_lock_file(directory / LOCK_NAME, settings)
         env = _map(directory, settings, None)
     try:
         if state is not None:
@@ -175,6 +181,25 @@ def _open(
     except BaseException:
         env.close()
         raise
+
+
+def _reserve_lock_file(lock: Path, settings: GuardSettings) -> None:
+    """Give the reader table its disk blocks.
+
+    liblmdb maps the table writable over a sparse file: on a full disk the first store into it is a
+    SIGBUS.  Here the lack of room is an error.
+    """
+    wanted = settings.max_readers * _READER_BYTES + _TABLE_HEAD_BYTES
+    try:
+        fd = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as e:
+        if settings.read_only and e.errno == errno.EROFS:
+            return  # liblmdb does without the table there
+        raise
+    try:
+        os.posix_fallocate(fd, 0, max(wanted, os.fstat(fd).st_size))
+    finally:
+        os.close(fd)
 
 
 def _map(directory: Path, settings: GuardSettings, meta: Meta | None) -> lmdb.Environment:
@@ -277,8 +302,16 @@ class _Vet:
             if found.st_size < meta.file_bytes:
                 if self._read_only:
                     raise DamagedError(f"{found.st_size} bytes of {meta.file_bytes} are left")
-                os.truncate(self._data, meta.file_bytes)  # zeros; the records' own checksums tell
+                self._lengthen(found.st_size, meta.file_bytes)
             return meta
+        finally:
+            os.close(fd)
+
+    def _lengthen(self, now_bytes: int, wanted_bytes: int) -> None:
+        """Restore the length with zeros, which the records' own checksums tell; blocks, not a hole."""
+        fd = os.open(self._data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
+        try:
+            os.posix_fallocate(fd, now_bytes, wanted_bytes - now_bytes)
         finally:
             os.close(fd)
 

@@ -27,7 +27,7 @@ class LmdbOptions:
         required=True,
         doc="Directory of the database on a local disk; created with mode 0700 when absent. '~' is expanded.",
     )
-    map_size: ByteSize | None = option(  # noqa: RUF009 - option() is dataclasses.field()
+    map_size: ByteSize | None = option(
         None,
         doc="Address space reserved for the memory map, fixed while the store is open; takes no disk. "
         "Default: twice the capacity, at least 64GiB.",

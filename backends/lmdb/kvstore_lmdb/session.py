@@ -49,6 +49,7 @@ class Session:
         self._closed = False
         self._refused_writes = False
         self._next_open = 0.0
+        self._failed_opens = 0
         self._logged: dict[str, float] = {}
 
     @property
@@ -130,8 +131,11 @@ class Session:
         self._next_open = time.monotonic() + _REOPEN_S
         try:
             self.open()
+            self._failed_opens = 0
         except (BackendError, ConfigError) as e:
-            self.log("reopen", "%s cannot be opened again: %s", self.directory, e)
+            self._failed_opens += 1
+            if self._failed_opens > 1:  # the first may only wait for another backend of this process to leave
+                self.log("reopen", "%s cannot be opened again: %s", self.directory, e)
 
     def note_trouble(self, environment: Environment, error: Exception, doing: str) -> None:
         """React to a failed operation: remember a read-only mount, retire what is unusable, log seldom."""

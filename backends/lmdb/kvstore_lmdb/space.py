@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 from typing import Any, Final
 
+from kvstore_lmdb import notes
 from kvstore_lmdb.entry import Entry, sequence_key
 from kvstore_lmdb.environment import Environment
-from kvstore_lmdb.notes import stored_capacity
 
 Transaction = Any  # lmdb.Transaction is generic in the stubs only
 
@@ -18,8 +17,7 @@ FILE_EXTRA_BYTES: Final = 1 << 20  # 1 MiB, for trees and lists of free pages
 _SPARE_PAGES: Final = 64  # of FILE_EXTRA_BYTES, kept for transactions that store no record
 _TXN_RECORDS: Final = 64  # records evicted in one transaction
 _TXN_PAGES: Final = 1024  # pages freed in one transaction: liblmdb stores their list, 8 bytes each, as one value
-_AHEAD: Final = 0.005  # of the capacity, evicted beyond need so that not every put pays a transaction
-_READER_WAIT_S: Final = 0.06  # our own readers renew within 50 ms
+_AHEAD: Final = 0.005  # of the capacity, evicted beyond need: not every put pays a transaction, and runs stay free
 _OVERFLOW_HEADER: Final = 16
 
 
@@ -47,10 +45,9 @@ class Space:
     def __init__(self, environment: Environment, capacity_bytes: int) -> None:
         self._environment: Final = environment
         self._page_bytes: Final = environment.page_bytes
-        self._fallback_bytes: Final = capacity_bytes
         self._opened_pages: Final = environment.opened.opened_bytes // environment.page_bytes
-        self._stuck_at: int | None = None  # transaction in which the file grew although room was free
-        self._waited = False
+        self._capacity_bytes = capacity_bytes
+        self._limits = self._limits_of(capacity_bytes)
 
     def pages(self, nbytes: int) -> int:
         """Pages of a record; small ones share a leaf page but count as one."""
@@ -65,24 +62,43 @@ class Space:
             total += found["branch_pages"] + found["leaf_pages"] + found["overflow_pages"]
         return int(total)
 
-    def limits(self, txn: Transaction) -> Limits:
-        """Bounds for the capacity that the store holds now; another process may have changed it."""
-        capacity_bytes = stored_capacity(self._environment, txn) or self._fallback_bytes
+    @property
+    def capacity_bytes(self) -> int:
+        """Capacity as of the last :meth:`measure`."""
+        return self._capacity_bytes
+
+    @property
+    def limits(self) -> Limits:
+        """Bounds as of the last :meth:`measure`."""
+        return self._limits
+
+    def measure(self, txn: Transaction) -> int:
+        """Return the live pages and take over the capacity that the store holds now.
+
+        Another process may have changed it.
+        """
+        capacity_bytes = notes.stored_capacity(self._environment, txn)
+        if capacity_bytes is not None and capacity_bytes != self._capacity_bytes:
+            self._capacity_bytes = capacity_bytes
+            self._limits = self._limits_of(capacity_bytes)
+        return self.live_pages(txn)
+
+    def _limits_of(self, capacity_bytes: int) -> Limits:
         longest = int(capacity_bytes * FILE_FACTOR) + FILE_EXTRA_BYTES
         file = max(longest // self._page_bytes - _SPARE_PAGES, self._opened_pages)
         return Limits(capacity_bytes // self._page_bytes, file)
 
-    def fits(self, nbytes: int, limits: Limits) -> bool:
+    def fits(self, nbytes: int) -> bool:
         """Whether a record can be stored at all."""
-        return self.pages(nbytes) <= int(limits.capacity * EVICT_AT) - 8
+        return self.pages(nbytes) <= int(self._limits.capacity * EVICT_AT) - 8
 
-    def make_room(self, pages: int) -> None:
-        """Evict, oldest use first, until ``pages`` more stay below the threshold."""
-        with self._environment.env.begin() as txn:
-            live, limits = self.live_pages(txn), self.limits(txn)
-        excess = live + pages - int(limits.capacity * EVICT_AT)
+    def make_room(self, live: int, pages: int) -> None:
+        """Evict, oldest use first, until ``pages`` more than ``live`` stay below the threshold."""
+        capacity = self._limits.capacity
+        excess = live + pages - int(capacity * EVICT_AT)
         if excess > 0:
-            self.evict(excess + min(int(limits.capacity * _AHEAD), _TXN_PAGES))
+            ahead = max(int(capacity * _AHEAD), 2 * pages)
+            self.evict(excess + min(ahead, _TXN_PAGES, capacity // 16))
 
     def evict(self, pages: int) -> int:
         """Evict records until ``pages`` are free or none is left; return the pages freed."""
@@ -93,6 +109,11 @@ class Space:
                 break
             freed += step
         return freed
+
+    def evict_for_now(self, pages: int) -> None:
+        """Evict, and let one more transaction pass, so that the very next one can use the pages."""
+        if self.evict(pages):
+            notes.tick(self._environment)
 
     def _evict_some(self, pages: int) -> int:
         """Evict in one transaction, then report the names."""
@@ -112,49 +133,6 @@ class Space:
             self._environment.report_removed(names)
         return freed
 
-    def tight(self, pages: int, limits: Limits) -> bool:
-        """Whether storing ``pages`` could make the file too long if no free run fits."""
-        return self.last_page() + 2 * pages > limits.file
-
-    def admit_tight(self, pages: int, limits: Limits) -> bool:
-        """Prepare to store one record near the file's bound; False to refuse it.
-
-        The file must not grow, so the record has to fit into free pages: keep more of them free
-        the nearer the bound is, and give up while an old reader keeps them from being reused.
-        """
-        if self._reader_in_the_way():
-            return False
-        last = self.last_page()
-        share = 0.9 if last + pages <= limits.file else 0.6 if last <= limits.file else 0.3
-        with self._environment.env.begin() as txn:
-            live = self.live_pages(txn)
-        excess = live + pages - int(limits.file / FILE_FACTOR * share)
-        if excess > 0:
-            self.evict(excess)
-        return True
-
-    def watch_growth(self, before: int) -> None:
-        """Note after a commit near the bound whether the file grew all the same."""
-        info = self._environment.env.info()
-        if info["last_pgno"] > before:
-            self._stuck_at, self._waited = info["last_txnid"], False
-
-    def last_page(self) -> int:
-        """Highest page in use, as of the last commit."""
-        return int(self._environment.env.info()["last_pgno"])
-
-    def _reader_in_the_way(self) -> bool:
-        if self._stuck_at is None:
-            return False
-        end = time.monotonic() + (0.0 if self._waited else _READER_WAIT_S)
-        while (oldest := oldest_reader(self._environment.env.readers())) is not None and oldest < self._stuck_at:
-            if time.monotonic() >= end:
-                self._waited = True
-                return True
-            time.sleep(0.005)
-        self._stuck_at = None
-        return False
-
 
 def remove(environment: Environment, txn: Transaction, name: bytes) -> Entry | None:
     """Delete a record with its lines in the other trees; None when it is not there."""
@@ -167,9 +145,3 @@ def remove(environment: Environment, txn: Transaction, name: bytes) -> Entry | N
     txn.delete(name, db=trees.index)
     txn.delete(name, db=trees.records)
     return entry
-
-
-def oldest_reader(table: str) -> int | None:
-    """Return the oldest transaction id in the text of ``Environment.readers``; None without readers."""
-    ids = [int(fields[2]) for line in table.splitlines() if len(fields := line.split()) == 3 and fields[2].isdigit()]
-    return min(ids, default=None)

@@ -33,7 +33,7 @@ Phase = Literal["open", "clean", "suspect"]
 def boot_id() -> str:
     """Return the kernel's id of this boot; empty where there is none, which equals nothing."""
     try:
-        return _BOOT_ID.read_text(encoding="ascii").strip()
+        return _BOOT_ID.read_text(encoding="utf-8").strip()
     except OSError:
         return ""
 

@@ -14,10 +14,11 @@ import lmdb
 from kvstore.backend import PutItem
 from kvstore.types import Call, PutStatus
 from kvstore_lmdb import notes
+from kvstore_lmdb.bound import FileBound
 from kvstore_lmdb.entry import MAX_RECORD_BYTES, Entry, sequence_key
 from kvstore_lmdb.environment import Environment
 from kvstore_lmdb.errors import put_status
-from kvstore_lmdb.space import Limits, Space, remove
+from kvstore_lmdb.space import Space, remove
 from kvstore_lmdb.staging import Staging
 
 Transaction = Any  # lmdb.Transaction is generic in the stubs only
@@ -61,6 +62,7 @@ class Writer:
         self._env: Final = environment.env
         self._trees: Final = environment.trees
         self.space: Final = Space(environment, capacity_bytes)
+        self._bound: Final = FileBound(environment, self.space)
         self._staging: Final = Staging()
         self._touched: dict[bytes, None] = {}
         self._touch_lock: Final = threading.Lock()
@@ -68,10 +70,8 @@ class Writer:
     def put_many(self, items: Sequence[PutItem], call: Call) -> tuple[list[PutStatus], Exception | None]:
         """Store records in batches; return one status per item, and the error that stopped it if any."""
         statuses = [PutStatus.TOO_LARGE] * len(items)
-        with self._env.begin() as txn:
-            limits = self.space.limits(txn)
         error: Exception | None = None
-        for batch in self._batches(items, limits):
+        for batch in self._batches(items):
             if error is None and not call.stop() and self.environment.write_lock.acquire(timeout=call.remaining()):
                 try:
                     error = self._put_batch(batch)
@@ -82,13 +82,13 @@ class Writer:
                 statuses[i] = status
         return statuses, error
 
-    def _batches(self, items: Sequence[PutItem], limits: Limits) -> Iterator[_Batch]:
-        most_bytes = min(_BATCH_BYTES, limits.capacity * self.environment.page_bytes // 8)
+    def _batches(self, items: Sequence[PutItem]) -> Iterator[_Batch]:
+        most_bytes = min(_BATCH_BYTES, self.space.limits.capacity * self.environment.page_bytes // 8)
         batch, batch_bytes = _Batch(items, []), 0
         for i, item in enumerate(items):
             nbytes = item.nbytes
             sound = 1 <= len(item.name) <= MAX_NAME_BYTES and nbytes <= MAX_RECORD_BYTES
-            if not sound or not self.space.fits(nbytes, limits):
+            if not sound or not self.space.fits(nbytes):
                 continue
             if batch.waiting and (len(batch.waiting) == _BATCH_RECORDS or batch_bytes + nbytes > most_bytes):
                 yield batch
@@ -102,9 +102,7 @@ class Writer:
         """Store one batch; a full medium is answered by evicting in a transaction of its own."""
         for attempt in range(_ATTEMPTS):
             try:
-                if attempt:
-                    self.space.evict(2 * self._needed(batch))
-                self._attempt(batch)
+                self._attempt(batch, again=attempt > 0)
             except (lmdb.Error, OSError) as e:
                 if put_status(e) is not PutStatus.FULL:
                     return e
@@ -113,40 +111,43 @@ class Writer:
         batch.give_up(PutStatus.FULL)
         return None
 
-    def _needed(self, batch: _Batch) -> int:
+    def _needed(self, txn: Transaction, batch: _Batch) -> int:
         """Pages that the batch will add: its records that are not stored yet."""
-        with self._env.begin(db=self._trees.index) as txn, txn.cursor() as cursor:
+        with txn.cursor(db=self._trees.index) as cursor:
             new = [i for i in batch.waiting if not cursor.set_key(batch.items[i].name)]
         return sum(self.space.pages(batch.items[i].nbytes) for i in new)
 
-    def _attempt(self, batch: _Batch) -> None:
-        pages = self._needed(batch)
-        self.space.make_room(pages)
+    def _attempt(self, batch: _Batch, *, again: bool) -> None:
+        """Make room and store; ``again`` when the medium had less room than counted."""
         with self._env.begin() as txn:
-            limits = self.space.limits(txn)
-        if not pages or not self.space.tight(pages, limits):
-            batch.settle(self._commit(batch.items, batch.waiting, limits))
+            live, pages = self.space.measure(txn), self._needed(txn, batch)
+        if again:
+            self.space.evict_for_now(2 * pages)
+        else:
+            self.space.make_room(live, pages)
+        if not pages or not self._bound.near(pages):
+            batch.settle(self._commit(batch.items, batch.waiting))
             return
         for i in list(batch.waiting):
-            if not self.space.admit_tight(self.space.pages(batch.items[i].nbytes), limits):
+            if not self._bound.admit(self.space.pages(batch.items[i].nbytes)):
                 batch.give_up(PutStatus.FULL)
                 return
-            before = self.space.last_page()
-            batch.settle(self._commit(batch.items, [i], limits))
-            self.space.watch_growth(before)
+            before = self._bound.last_page()
+            batch.settle(self._commit(batch.items, [i]))
+            self._bound.watch(before)
 
-    def _commit(self, items: Sequence[PutItem], waiting: Sequence[int], limits: Limits) -> dict[int, PutStatus]:
+    def _commit(self, items: Sequence[PutItem], waiting: Sequence[int]) -> dict[int, PutStatus]:
         """Store what fits in one transaction; items left out of the result did not fit."""
         results: dict[int, PutStatus] = {}
         with self._env.begin(write=True) as txn:
-            live = self.space.live_pages(txn)
+            live = self.space.measure(txn)
             sequence = self._next_sequence(txn)
             for i in waiting:
                 if self._refresh(txn, items[i].name, sequence):
                     results[i] = PutStatus.EXISTS
                 else:
                     live += self.space.pages(items[i].nbytes)
-                    if live > limits.capacity:
+                    if live > self.space.limits.capacity:
                         continue
                     self._store(txn, items[i], sequence)
                     results[i] = PutStatus.STORED
@@ -249,7 +250,7 @@ class Writer:
     def shrink(self) -> bool:
         """Evict one portion when the capacity was lowered; False when nothing is over."""
         with self._env.begin() as txn:
-            over = self.space.live_pages(txn) - int(self.space.limits(txn).capacity)
+            over = self.space.measure(txn) - self.space.limits.capacity
         if over <= 0:
             return False
         with self.environment.write_lock:

@@ -10,7 +10,7 @@ from typing import Final
 
 from kvstore.errors import ConfigError
 
-_TOKENS: Final = 2000
+_TOKENS: Final = 2048
 _SHORT_TOKENS: Final = 300
 _MIN_TOKENS: Final = 200  # the chat template, the first section of the document and a question
 _MAX_TOKENS: Final = 8000  # the model's context is 8,192
@@ -74,7 +74,7 @@ def options_of(args: argparse.Namespace) -> DemoOptions:
     return DemoOptions(
         synthetic=args.synthetic,
         tokens=tokens,
-        new_tokens=8 if args.short else 32,
+        new_tokens=16 if args.short else 32,
         min_ratio=default_ratio if args.min_ratio is None else args.min_ratio,
         dtype=args.dtype,
         report=args.report,

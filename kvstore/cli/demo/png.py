@@ -35,7 +35,7 @@ def write_png(outcome: Outcome, path: Path) -> list[Path]:
         f"{stored.stored_bytes / 2**20:,.0f} MiB stored in LMDB"
     )
     machine = outcome.computed.machine
-    axes.set_title(f"{outcome.ratio:.0f}x faster after a restart ({machine['model']}, {machine['dtype']}, CPU)")
+    axes.set_title(f"{outcome.ratio:.1f}x faster after a restart ({machine['model']}, {machine['dtype']}, CPU)")
     axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path, dpi=150)
     return [path]

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib.resources import files
 from typing import Final
 
 QUESTIONS: Final = (
     "Who is the chief of the weather station?",
-    "What is the name of the supply boat?",
+    "What is the name of the station dog?",
 )
 
 _INSTRUCTION: Final = "Read this handbook, then answer one question about it in one short sentence.\n\n"
 _QUESTION: Final = "\n\nQuestion: "
+_SENTENCE_END: Final = re.compile(r"(?<=[a-z]\.)(?=\s)")  # not behind a section's number
 
 
 def document_text() -> str:
@@ -33,9 +35,9 @@ def fit_document(text: str, n_tokens: int, prompt_tokens: Callable[[str], int]) 
         n_tokens: Upper bound of the prompt's length.
         prompt_tokens: Length in tokens of the whole prompt for a document.
     """
-    once = _sentences(text)
+    once = _SENTENCE_END.split(text)
     whole = prompt_tokens(text)
-    sentences = once * (1 + max(0, n_tokens) // whole)
+    sentences = once + ["\n\n" + once[0], *once[1:]] * (n_tokens // whole)
     low, high = 1, len(sentences)
     while low < high:  # the longest run of leading sentences that fits
         middle = (low + high + 1) // 2
@@ -44,9 +46,3 @@ def fit_document(text: str, n_tokens: int, prompt_tokens: Callable[[str], int]) 
         else:
             high = middle - 1
     return "".join(sentences[:low]).strip()
-
-
-def _sentences(text: str) -> list[str]:
-    """Sentences with the space behind them; a repeated document starts on a new paragraph."""
-    paragraphs = [paragraph.replace(". ", ". \0").split("\0") for paragraph in text.split("\n\n")]
-    return [sentence for paragraph in paragraphs for sentence in [*paragraph[:-1], paragraph[-1] + "\n\n"]]

@@ -91,10 +91,8 @@ def _synthetic(options: DemoOptions, store: Path) -> int:
 
     job = {"store": str(store), "n_blocks": N_BLOCKS}
     with _spoken("run 1", options) as say:
-        say("generating and storing blocks")
         put = run_phase("synthetic-put", job, on_step=say)
     with _spoken("run 2", options) as say:
-        say("restoring blocks")
         restored = run_phase("synthetic-restore", job, on_step=say)
     if options.as_json:
         print(json.dumps({"put": put, "restored": restored, "checks": [asdict(c) for c in verdict(put, restored)]}))

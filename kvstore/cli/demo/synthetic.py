@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cli.demo.facts import Check
 from kvstore.cli.demo.hashing import tensor_sha256
 from kvstore.cli.demo.store import CODEC, store_config
-from kvstore.cli.output import ratio, size
+from kvstore.cli.output import plural, ratio, size
 from kvstore.keys import KVCacheKey
 from kvstore.namespace import Namespace
 from kvstore.spec import BlockSpec
 
 if TYPE_CHECKING:
     import torch
+
+Say = Callable[[str], None]
 
 N_BLOCKS: Final = 64
 SPEC: Final = BlockSpec(layers=16, kv_heads=8, head_dim=128, block_tokens=32, dtype="bfloat16")  # 2 MiB
@@ -48,11 +51,13 @@ def generate(n_blocks: int) -> torch.Tensor:
     return blocks
 
 
-def put(folder: Path, n_blocks: int) -> dict[str, Any]:
+def put(folder: Path, n_blocks: int, say: Say) -> dict[str, Any]:
     """Store the blocks and wait until they are on the medium."""
     from kvstore.cache import KVCache
 
+    say(f"generating {plural(n_blocks, 'block')}")
     blocks = generate(n_blocks)
+    say("storing")
     with KVCache.open(store_config(folder), spec=SPEC, namespace=_NAMESPACE) as cache:
         start_s = time.perf_counter()
         accepted = cache.put(key(n_blocks), blocks)
@@ -71,12 +76,13 @@ def put(folder: Path, n_blocks: int) -> dict[str, Any]:
     }
 
 
-def restore(folder: Path, n_blocks: int) -> dict[str, Any]:
+def restore(folder: Path, n_blocks: int, say: Say) -> dict[str, Any]:
     """Restore the blocks into fresh memory."""
     import torch
 
     from kvstore.cache import KVCache
 
+    say("restoring")
     # Touched beforehand, as a serving engine's buffers are: page faults are not what is measured.
     out = torch.zeros((n_blocks, *SPEC.shape), dtype=torch.bfloat16)
     with KVCache.open(store_config(folder), spec=SPEC, namespace=_NAMESPACE) as cache:

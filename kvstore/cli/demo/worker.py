@@ -36,13 +36,13 @@ def _restore(job: dict[str, Any]) -> Any:
 def _synthetic_put(job: dict[str, Any]) -> Any:
     from kvstore.cli.demo import synthetic
 
-    return synthetic.put(Path(job["store"]), job["n_blocks"])
+    return synthetic.put(Path(job["store"]), job["n_blocks"], _say)
 
 
 def _synthetic_restore(job: dict[str, Any]) -> Any:
     from kvstore.cli.demo import synthetic
 
-    return synthetic.restore(Path(job["store"]), job["n_blocks"])
+    return synthetic.restore(Path(job["store"]), job["n_blocks"], _say)
 
 
 _PHASES: Final[dict[str, Callable[[dict[str, Any]], Any]]] = {

@@ -194,9 +194,7 @@ def test_l1_takes_back_queued_writes_when_nothing_else_can_leave(
 ) -> None:
     backend = doubles.GatedWrites()
     slots = 16
-    cache = open_double(
-        lambda: backend, l1={"capacity": slots * (spec.nbytes + 4096)}, queue=100 * spec.nbytes
-    )
+    cache = open_double(lambda: backend, l1={"capacity": slots * (spec.nbytes + 4096)}, queue=100 * spec.nbytes)
     backend.gate.clear()
     cache.put(make_key(1), blocks_of(spec, 1))
     assert backend.writing.wait(5)

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from kvstore import BlockHashKey, BlockSpec, BlockStatus, ClosedError, KVCache, KVCacheKey, Presence, TokenKey
-
 from tests.support import KEY_KINDS, KEY_TYPES, KeyKind, MakeKey, OpenCache, blocks_of, key_of, same_bytes
+
 
 @pytest.fixture(params=["lmdb", "memory", "lmdb without L1"])
 def cache(request: pytest.FixtureRequest, open_cache: OpenCache, tmp_path: Path) -> KVCache:
@@ -214,25 +214,31 @@ def test_every_public_call_takes_this_kind_of_key(
     assert type(key) is KEY_TYPES[key_kind]
     out = torch.zeros_like(blocks)
     has_l1 = cache.config.l1.enabled
-    called: dict[str, object] = {
-        "put": cache.put(key, blocks),
-        "flush": cache.flush(10),
-        "lookup": cache.lookup(key).blocks,
-        "get": cache.get(key, out),
-        "contains_each": cache.contains_each(key),
-        "get_each": cache.get_each(key, out),
-        "stats": cache.stats().cache.puts,
-        "health": cache.health().state,
-    }
+    called: dict[str, object] = {}
+
+    def note(call: str, result: object = None) -> None:
+        called[call] = result
+
+    note("put", cache.put(key, blocks))
+    cache.flush(10)
+    note("flush")
+    note("lookup", cache.lookup(key).blocks)
+    note("get", cache.get(key, out))
+    note("contains_each", cache.contains_each(key))
+    note("get_each", cache.get_each(key, out))
+    note("stats", cache.stats().cache.puts)
+    note("health", cache.health().state)
     if has_l1:
-        called["prefetch"] = cache.prefetch(key).result(10)
+        note("prefetch", cache.prefetch(key).result(10))
         with cache.acquire(key) as lease:
-            called["acquire"] = lease.blocks
+            note("acquire", lease.blocks)
         with cache.allocate(other) as reservation:
-            called["allocate"] = reservation.blocks
-    called["delete"] = cache.delete(key)
-    called["clear"] = cache.clear()
-    called["close"] = cache.close()
+            note("allocate", reservation.blocks)
+    note("delete", cache.delete(key))
+    cache.clear()
+    note("clear")
+    cache.close()
+    note("close")
 
     public = {name for name, _ in inspect.getmembers(KVCache, inspect.isfunction) if not name.startswith("_")}
     assert set(called) == public - (set() if has_l1 else {"prefetch", "acquire", "allocate"})

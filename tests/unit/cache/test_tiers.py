@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -40,10 +40,10 @@ class Two:
 
 
 @pytest.fixture
-def two(spec: BlockSpec, namespace: Namespace, request: pytest.FixtureRequest) -> Two:
+def two(spec: BlockSpec, namespace: Namespace) -> Iterator[Two]:
     made = Two(spec, namespace, {"capacity": "4MiB"})
-    request.addfinalizer(made.cache.close)
-    return made
+    yield made
+    made.cache.close()
 
 
 def test_a_put_reaches_every_tier_once(two: Two, spec: BlockSpec, make_key: MakeKey) -> None:
@@ -70,9 +70,7 @@ def test_each_tier_serves_what_the_ones_above_lack(two: Two, spec: BlockSpec, ma
     assert all(t.counters.lookups == t.counters.hits + t.counters.misses for t in stats.tiers)
 
 
-def test_tiers_with_interleaved_holes_still_give_the_whole_prefix(
-    two: Two, spec: BlockSpec, make_key: MakeKey
-) -> None:
+def test_tiers_with_interleaved_holes_still_give_the_whole_prefix(two: Two, spec: BlockSpec, make_key: MakeKey) -> None:
     key, blocks = make_key(12), blocks_of(spec, 12)
     two.fill(key, blocks)
     two.l1.delete([d for i, d in enumerate(key) if i % 3 != 0])
@@ -271,5 +269,3 @@ def test_observers_get_events_in_batches_and_their_errors_hurt_nobody(
     stored = [event for event in seen if event.kind == "stored"]
     assert {digest for event in stored for digest in event.digests} == set(key)
     assert {event.tier for event in stored} == {"mem"}
-
-

@@ -127,6 +127,21 @@ def test_a_first_segment_above_the_threshold_sends_the_block_raw(trip: Any, code
     assert trip(spec, codec_name).decode(b"".join(encoded.buffers)) == raw
 
 
+@pytest.mark.parametrize("codec_name", ["zstd", "planes", "planes-base"])
+@pytest.mark.parametrize(("zero_tokens", "pays"), [(3, False), (16, True)])
+def test_a_block_that_shrinks_by_less_than_a_twentieth_is_stored_raw(
+    trip: Any, codec_name: str, zero_tokens: int, pays: bool
+) -> None:
+    spec = BlockSpec(layers=1, kv_heads=8, head_dim=128, block_tokens=64, dtype="bfloat16")
+    block = np.frombuffer(np.random.default_rng(2).bytes(spec.nbytes), np.uint16).reshape(spec.shape).copy()
+    block[:, :, :zero_tokens] = 0
+    (geometry,) = plan_segments(spec)
+    alone = trip.codecs[codec_name]().encode_segment(block.data.cast("B"), geometry)
+    assert alone is not None
+    assert (len(alone) <= 0.95 * spec.nbytes) is pays
+    assert (trip(spec, codec_name).codec_used(block.tobytes()) != 0) is pays
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"])
 def test_the_header_names_the_codec_that_stood_in(trip: Any, planes_name: str, dtype: str) -> None:
     spec = BlockSpec(layers=4, kv_heads=4, head_dim=32, block_tokens=16, dtype=dtype)

@@ -1,5 +1,3 @@
-# ruff: noqa: RUF009 - option() makes dataclass fields, not shared defaults
-
 from __future__ import annotations
 
 from collections.abc import Callable

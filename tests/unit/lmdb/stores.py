@@ -10,10 +10,11 @@ import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
-from kvstore.backend import BackendContext, PutItem
-from kvstore.types import Call, PutStatus, ReadStatus
 from kvstore_lmdb.backend import LmdbBackend
 from kvstore_lmdb.options import LmdbOptions
+
+from kvstore.backend import BackendContext, PutItem
+from kvstore.types import Call, PutStatus, ReadStatus
 
 __all__ = [
     "MIB", "BackendContext", "Call", "LmdbBackend", "LmdbOptions", "Opener", "PutItem", "PutStatus", "ReadStatus",
@@ -79,9 +80,17 @@ def script(code: str, store: Path, *args: str) -> list[str]:
     return [sys.executable, "-W", "error", "-c", prelude + textwrap.dedent(code), str(store), *args]
 
 
-def run(code: str, store: Path, *args: str, timeout_s: float = 30.0) -> subprocess.CompletedProcess[str]:
+def run(
+    code: str, store: Path, *args: str, stdin: str = "", timeout_s: float = 30.0
+) -> subprocess.CompletedProcess[str]:
     """Run ``code`` in a process of its own and return what it did."""
     environment = {**os.environ, "PYTHONFAULTHANDLER": ""}
     return subprocess.run(
-        script(code, store, *args), capture_output=True, text=True, timeout=timeout_s, check=False, env=environment
+        script(code, store, *args),
+        input=stdin,
+        capture_output=True,
+        text=True,
+        timeout=timeout_s,
+        check=False,
+        env=environment,
     )

@@ -7,11 +7,11 @@ import threading
 
 import numpy as np
 import pytest
+from kvstore_lmdb.backend import LmdbBackend
 
 from kvstore.backend import Capability, PutItem
 from kvstore.errors import ClosedError, ConfigError
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
-from kvstore_lmdb.backend import LmdbBackend
 from tests.unit.lmdb.stores import Opener, bytes_of, call, item_of, name_of, put, read
 
 
@@ -24,7 +24,7 @@ def test_a_record_comes_back_bit_for_bit(backend: LmdbBackend, nbytes: int) -> N
 @pytest.mark.parametrize("parts", [1, 2, 9])
 def test_a_gather_list_becomes_one_record(backend: LmdbBackend, parts: int) -> None:
     data = np.frombuffer(bytes_of("g", 900_000), np.uint8)
-    buffers = [memoryview(part) for part in np.array_split(data, parts)]
+    buffers = [part.data for part in np.array_split(data, parts)]
     assert put(backend, PutItem(name_of("g"), buffers)) == [PutStatus.STORED]
     assert read(backend, [name_of("g")]) == [data.tobytes()]
 
@@ -216,7 +216,7 @@ def test_every_call_after_close_raises(opener: Opener) -> None:
             use()
 
 
-def test_a_backend_opens_once_and_again_after_close(opener: Opener, backend: LmdbBackend) -> None:
+def test_a_backend_opens_once_and_again_after_close(backend: LmdbBackend) -> None:
     put(backend, item_of(1))
     context = backend._session._context  # type: ignore[union-attr]
     with pytest.raises(ConfigError, match="open already"):

@@ -1,0 +1,401 @@
+"""What is accepted and refused at open, and what is left on the disk."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import lmdb
+import pytest
+from kvstore_lmdb import directory
+from kvstore_lmdb.backend import LmdbBackend
+from kvstore_lmdb.statefile import StateFile
+
+from kvstore.backend import BackendContext
+from kvstore.errors import (
+    BackendFullError,
+    BackendPermissionError,
+    BackendUnavailableError,
+    ConfigError,
+)
+from kvstore.types import PutStatus
+from tests.unit.lmdb.stores import MIB, Opener, bytes_of, call, item_of, name_of, put, read, run
+
+
+@pytest.mark.parametrize("umask", [0o000, 0o022, 0o077, 0o777])
+def test_directory_and_files_are_private_under_any_umask(opener: Opener, tmp_path: Path, umask: int) -> None:
+    old = os.umask(umask)
+    try:
+        opener(namespace=b"n" * 16, namespace_json='{"model": "m"}')
+    finally:
+        os.umask(old)
+    store = tmp_path / "store"
+    modes = {p.name: stat.S_IMODE(p.stat().st_mode) for p in store.rglob("*")}
+    assert stat.S_IMODE(store.stat().st_mode) == 0o700
+    assert {name: mode & 0o077 for name, mode in modes.items()} == dict.fromkeys(modes, 0)
+    assert {modes[n] for n in ("data.mdb", "lock.mdb", "kvstore.state")} == {0o600}
+
+
+def test_a_directory_others_may_write_to_is_announced(
+    opener: Opener, tmp_path: Path, warnings: Callable[[], list[str]]
+) -> None:
+    (tmp_path / "store").mkdir()
+    (tmp_path / "store").chmod(0o777)
+    opener()
+    assert len(warnings()) == 1
+    assert "mode 0777" in warnings()[0]
+
+
+def test_a_namespace_is_described_beside_the_data(opener: Opener, tmp_path: Path) -> None:
+    for text in ('{"model": "a"}', '{"model": "b"}'):
+        opener(namespace=b"\xab" * 16, namespace_json=text).close()
+        folder = tmp_path / "store" / "namespaces"
+        assert [p.name for p in folder.iterdir()] == ["ab" * 16 + ".json"]
+        assert (folder / ("ab" * 16 + ".json")).read_text() == text
+
+
+def test_a_linked_namespace_folder_is_not_followed(
+    opener: Opener, tmp_path: Path, warnings: Callable[[], list[str]]
+) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "store").mkdir(mode=0o700)
+    (tmp_path / "store" / "namespaces").symlink_to(outside)
+    backend = opener(namespace=b"n" * 16)
+    assert list(outside.iterdir()) == []
+    assert put(backend, item_of(1)) == [PutStatus.STORED]
+    assert "symbolic link" in warnings()[0]
+
+
+MOUNTS = """/dev/vda / ext4 rw 0 0
+server:/x /mnt/shared nfs4 rw 0 0
+host /mnt/fu\\040se fuse.sshfs rw 0 0
+/dev/vdb /mnt/shared/local xfs rw 0 0
+"""
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "network"),
+    [
+        ("/srv/kv", "ext4", False),
+        ("/mnt/shared/kv", "nfs4", True),
+        ("/mnt/shared", "nfs4", True),
+        ("/mnt/sharedness", "ext4", False),
+        ("/mnt/shared/local/kv", "xfs", False),
+        ("/mnt/fu se/kv", "fuse.sshfs", True),
+    ],
+)
+def test_the_innermost_mount_names_the_file_system(path: str, kind: str, network: bool) -> None:
+    assert directory.file_system(Path(path), MOUNTS) == kind
+    assert directory.is_network(kind) is network
+
+
+@pytest.fixture
+def on_nfs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = tmp_path / "mounts"
+    table.write_text(f"server:/x {tmp_path} nfs rw 0 0\n")
+    monkeypatch.setattr(directory, "_MOUNTS", table)
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_a_network_file_system_is_refused_before_anything_is_created(opener: Opener, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError, match=r"nfs.*allow_network_fs"):
+        opener()
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.usefixtures("on_nfs")
+def test_a_network_file_system_may_be_allowed_with_a_warning(opener: Opener, warnings: Callable[[], list[str]]) -> None:
+    backend = opener(options={"allow_network_fs": True})
+    assert put(backend, item_of(1)) == [PutStatus.STORED]
+    assert len(warnings()) == 1
+    assert backend.describe()["file_system"] == "nfs"
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"max_readers": 10}, "max_readers"),
+        ({"max_readers": 1 << 20}, "max_readers"),
+        ({"map_size": MIB}, "map_size"),
+    ],
+)
+def test_a_wrong_option_is_named_and_creates_nothing(
+    opener: Opener, tmp_path: Path, options: dict[str, int], told: str
+) -> None:
+    with pytest.raises(ConfigError, match=told):
+        opener(options=options)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("path", ["", "a\0b"])
+def test_an_impossible_path_is_a_config_error(path: str) -> None:
+    from kvstore_lmdb.options import LmdbOptions
+
+    with pytest.raises(ConfigError, match="path"):
+        LmdbBackend().open(BackendContext(tier="t", options=LmdbOptions(path=path)))
+
+
+def test_options_of_another_backend_are_refused() -> None:
+    with pytest.raises(ConfigError, match="LmdbOptions"):
+        LmdbBackend().open(BackendContext(tier="t", options={"path": "x"}))
+
+
+def test_options_reach_the_environment(opener: Opener) -> None:
+    facts = opener(options={"map_size": 1 << 31, "max_readers": 2000}).describe()
+    assert facts["map_bytes"] == str(1 << 31)
+    assert 2000 <= int(facts["readers"].split()[2]) < 2100
+    assert facts["durability"] == "cache"
+
+
+def test_a_larger_map_of_an_earlier_run_is_kept(opener: Opener) -> None:
+    backend = opener(options={"map_size": 1 << 37})
+    put(backend, item_of(1))
+    backend.close()
+    assert opener().describe()["map_bytes"] == str(1 << 37)
+
+
+def test_a_file_in_place_of_the_directory_is_told(opener: Opener, tmp_path: Path) -> None:
+    (tmp_path / "store").write_text("x")
+    with pytest.raises(BackendUnavailableError, match="not a directory"):
+        opener()
+
+
+def test_another_programs_database_is_left_alone(opener: Opener, tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    with lmdb.open(str(store)) as env, env.begin(write=True) as txn:
+        txn.put(b"theirs", b"precious")
+    with pytest.raises(ConfigError, match="another program"):
+        opener()
+    with lmdb.open(str(store)) as env, env.begin() as txn:
+        assert txn.get(b"theirs") == b"precious"
+
+
+def test_durable_and_cache_do_not_mix_in_one_process(opener: Opener) -> None:
+    opener(durability="durable")
+    with pytest.raises(ConfigError, match="durability"):
+        opener(durability="cache")
+
+
+def test_durable_and_cache_do_not_mix_over_processes(opener: Opener, tmp_path: Path) -> None:
+    opener(durability="durable")
+    result = run("start()", tmp_path / "store")
+    assert result.returncode != 0
+    assert "option 'durability'" in result.stderr
+
+
+def test_durable_syncs_each_transaction(opener: Opener) -> None:
+    backend = opener(durability="durable")
+    session = backend._session
+    assert session is not None
+    assert session.environment is not None
+    flags = session.environment.env.flags()
+    assert (flags["sync"], flags["metasync"], flags["writemap"], flags["readahead"]) == (True, False, False, True)
+
+
+def test_reading_a_store_that_is_not_there_creates_nothing(opener: Opener, tmp_path: Path) -> None:
+    with pytest.raises(BackendUnavailableError):
+        opener(read_only=True)
+    assert not (tmp_path / "store").exists()
+
+
+@pytest.mark.parametrize("shared", [False, True], ids=["alone", "beside-a-writer"])
+def test_a_read_only_open_serves_and_refuses(opener: Opener, shared: bool) -> None:
+    writer = opener()
+    put(writer, item_of(1))
+    epoch = writer.epoch(b"n" * 16)
+    if not shared:
+        writer.close()
+    backend = opener(read_only=True, capacity_bytes=None)
+    assert read(backend, [name_of(1)]) == [bytes_of(1, 5000)]
+    assert put(backend, item_of(2)) == [PutStatus.READ_ONLY]
+    assert backend.epoch(b"n" * 16) == epoch
+    assert backend.epoch(b"m" * 16) == bytes(8)
+    assert [i.name for i in backend.scan()] == [name_of(1)]
+    assert backend.usage().capacity_bytes == 64 * MIB
+    backend.touch_many([name_of(1)])
+    backend.drop(b"x")
+    backend.discard(name_of(1), 0)
+    backend.maintain()
+    with pytest.raises(BackendPermissionError, match="read-only"):
+        backend.delete_many([name_of(1)], call())
+    with pytest.raises(BackendPermissionError, match="read-only"):
+        backend.epoch(b"n" * 16, bump=True)
+    assert read(backend, [name_of(1)]) == [bytes_of(1, 5000)]
+
+
+def test_a_writable_open_beside_a_read_only_one_of_this_process_is_told(opener: Opener) -> None:
+    opener().close()
+    opener(read_only=True)
+    with pytest.raises(BackendUnavailableError, match="read-only in this process"):
+        opener()
+
+
+def _mount(*args: str) -> None:
+    subprocess.run(["mount", *args], check=True, capture_output=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 16 MiB of its own."""
+    point = tmp_path / "disk"
+    point.mkdir()
+    try:
+        _mount("-t", "tmpfs", "-o", "size=16m", "tmpfs", str(point))
+    except (OSError, subprocess.CalledProcessError) as e:
+        pytest.skip(f"cannot mount a tmpfs: {e}")
+    yield point
+    subprocess.run(["umount", "-l", str(point)], check=True)
+
+
+def test_a_read_only_mount_serves_refuses_and_recovers(
+    opener: Opener, small_disk: Path, warnings: Callable[[], list[str]]
+) -> None:
+    running = opener(small_disk / "store", capacity_bytes=4 * MIB)
+    put(running, item_of(1))
+    running.close()
+    _mount("-o", "remount,ro", str(small_disk))
+    backend = opener(small_disk / "store", capacity_bytes=4 * MIB)
+    assert read(backend, [name_of(1)]) == [bytes_of(1, 5000)]
+    assert put(backend, item_of(2)) == [PutStatus.READ_ONLY]
+    assert backend.describe()["access"] == "read-only"
+    assert len(warnings()) == 1
+    _mount("-o", "remount,rw", str(small_disk))
+    backend.maintain()
+    assert put(backend, item_of(2)) == [PutStatus.STORED]
+
+
+def test_a_disk_that_fills_up_refuses_then_heals(opener: Opener, small_disk: Path) -> None:
+    foreign = small_disk / "foreign"
+    foreign.write_bytes(bytes(8 * MIB))
+    backend = opener(small_disk / "store", capacity_bytes=64 * MIB)
+    statuses = [put(backend, item_of(i, MIB))[0] for i in range(40)]
+    assert set(statuses) <= {PutStatus.STORED, PutStatus.FULL}
+    assert statuses[-10:].count(PutStatus.STORED) >= 7
+    assert backend.usage().evicted > 0
+    for i, data in enumerate(read(backend, [name_of(i) for i in range(40)])):
+        assert data in {None, bytes_of(i, MIB)}
+    foreign.unlink()
+    assert [put(backend, item_of(100 + i, MIB))[0] for i in range(10)].count(PutStatus.STORED) >= 9
+    assert backend.usage().file_bytes > 8 * MIB
+
+
+def test_no_room_for_a_new_store_is_told(opener: Opener, small_disk: Path) -> None:
+    full = small_disk / "foreign"
+    with full.open("wb", buffering=0) as f:
+        for step in (MIB, 4096, 1):
+            with contextlib.suppress(OSError):
+                while f.write(bytes(step)):
+                    pass
+    with pytest.raises(BackendFullError, match="free disk space"):
+        opener(small_disk / "store")
+    full.unlink()
+    assert put(opener(small_disk / "store"), item_of(1)) == [PutStatus.STORED]
+
+
+@pytest.mark.parametrize("how", ["renamed", "removed", "wiped"])
+def test_a_directory_replaced_underneath_is_noticed(
+    opener: Opener, tmp_path: Path, warnings: Callable[[], list[str]], how: str
+) -> None:
+    store = tmp_path / "store"
+    backend, beside = opener(), opener()
+    put(backend, item_of(1))
+    if how == "renamed":
+        store.rename(tmp_path / "old")
+        opener(tmp_path / "other").close()
+        (tmp_path / "other").rename(store)
+    elif how == "removed":
+        shutil.rmtree(store)
+    else:
+        for path in store.iterdir():
+            path.unlink()
+    statuses = []
+    for _ in range(3):
+        for one in (backend, beside):
+            one.maintain()
+            assert one._session is not None
+            one._session._next_open = 0.0  # not a second later, but now
+        statuses = [put(backend, item_of(2))[0], put(beside, item_of(3))[0]]
+    assert set(statuses) <= {PutStatus.STORED, PutStatus.EXISTS}
+    assert read(backend, [name_of(1), name_of(2), name_of(3)]) == [None, bytes_of(2, 5000), bytes_of(3, 5000)]
+    assert (store / "data.mdb").stat().st_size > 0
+    assert len([w for w in warnings() if "was replaced" in w]) == 1
+
+
+def test_a_clean_close_is_noted_only_by_the_last_user(opener: Opener, tmp_path: Path) -> None:
+    def phase() -> str:
+        return str(json.loads((tmp_path / "store" / "kvstore.state").read_bytes())["phase"])
+
+    one = opener()
+    code = "b = start(); put(b, item_of(1)); b.close()"
+    assert run(code, tmp_path / "store").returncode == 0
+    assert phase() == "open"
+    one.close()
+    assert phase() == "clean"
+
+
+def test_the_state_file_tells_an_untouched_file_from_a_touched_one(opener: Opener, tmp_path: Path) -> None:
+    backend = opener()
+    put(backend, item_of(1))
+    backend.close()
+    data = tmp_path / "store" / "data.mdb"
+    state = StateFile(tmp_path / "store")
+    found = state.read()
+    state.close()
+    assert found is not None
+    assert found.matches(data.stat())
+    with data.open("r+b") as f:
+        f.write(f.read(1))
+    assert not found.matches(data.stat())
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"version": 9}', '{"version": 1, "phase": "clean", "odd": 1}'])
+def test_an_unreadable_state_file_costs_a_check_and_nothing_else(opener: Opener, tmp_path: Path, text: str) -> None:
+    backend = opener()
+    put(backend, item_of(1))
+    backend.close()
+    (tmp_path / "store" / "kvstore.state").write_text(text)
+    assert read(opener(), [name_of(1)]) == [bytes_of(1, 5000)]
+
+
+def test_a_store_of_a_newer_format_is_refused(opener: Opener) -> None:
+    backend = opener()
+    session = backend._session
+    assert session is not None
+    assert session.environment is not None
+    with session.environment.env.begin(db=session.environment.trees.notes, write=True) as txn:
+        txn.put(b"format", (2).to_bytes(8, "little"))
+    backend.close()
+    with pytest.raises(BackendUnavailableError, match="store format 2"):
+        opener()
+
+
+def test_registration_imports_neither_lmdb_nor_numpy() -> None:
+    code = """
+import sys
+import kvstore_lmdb.hooks as hooks
+(plugin,) = hooks.kvstore_register_backends()
+assert plugin.name == "lmdb" and plugin.options.__name__ == "LmdbOptions"
+assert not {"lmdb", "numpy", "torch"} & set(sys.modules), set(sys.modules)
+assert type(plugin.factory()).__name__ == "LmdbBackend"
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_trouble_is_logged_once_a_minute(backend: LmdbBackend, caplog: pytest.LogCaptureFixture) -> None:
+    session = backend._session
+    assert session is not None
+    assert session.environment is not None
+    caplog.set_level(logging.WARNING)
+    for _ in range(5):
+        session.note_trouble(session.environment, lmdb.DiskError("x"), "writing")
+    assert len(caplog.records) == 1
