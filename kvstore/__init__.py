@@ -36,7 +36,10 @@ if TYPE_CHECKING:
     )
     from kvstore.hookspecs import hookimpl
     from kvstore.keys import BlockExtra, BlockHashKey, KVCacheKey, TokenKey
+    from kvstore.l1.lease import Lease
+    from kvstore.l1.reservation import Reservation
     from kvstore.namespace import Namespace
+    from kvstore.plugins import Registry
     from kvstore.results import Lookup
     from kvstore.spec import BlockSpec
     from kvstore.stats import Health, Stats
@@ -67,6 +70,7 @@ __all__ = [
     "KVStoreError",
     "KeyMismatchError",
     "L1Config",
+    "Lease",
     "Lookup",
     "Namespace",
     "NotSupportedError",
@@ -76,6 +80,8 @@ __all__ = [
     "PluginLoadError",
     "PluginNotFoundError",
     "Presence",
+    "Registry",
+    "Reservation",
     "SpecMismatchError",
     "Stats",
     "TierConfig",
@@ -90,7 +96,10 @@ _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvstore.config": ("Config", "DefaultsConfig", "L1Config", "TierConfig"),
     "kvstore.hookspecs": ("hookimpl",),
     "kvstore.keys": ("BlockExtra", "BlockHashKey", "KVCacheKey", "TokenKey"),
+    "kvstore.l1.lease": ("Lease",),
+    "kvstore.l1.reservation": ("Reservation",),
     "kvstore.namespace": ("Namespace",),
+    "kvstore.plugins": ("Registry",),
     "kvstore.results": ("Lookup",),
     "kvstore.spec": ("BlockSpec",),
     "kvstore.stats": ("Health", "Stats"),

@@ -49,9 +49,9 @@ class _Open:
 
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
-        self.loads = Loads(stack)
-        self.reads = Reads(stack, self.loads)
         self.writes = Writes(stack)
+        self.loads = Loads(stack, self.writes.reused)
+        self.reads = Reads(stack, self.loads)
         self.prefetcher = Prefetcher(f"kvstore-prefetch-{stack.cache_id}")
 
 

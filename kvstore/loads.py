@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -49,18 +49,22 @@ class Served:
 
     def __init__(self, key: KVCacheKey) -> None:
         self.key = key
-        self.asked: dict[str, int] = {}
+        self._asked: dict[str, Sequence[int]] = {}
         self._blocks: dict[str, list[int]] = {}
 
     def note(self, source: str, start: int, run: int) -> None:
         """``source`` was asked for the blocks from ``start`` on and delivered the first ``run``."""
-        self.asked.setdefault(source, len(self.key) - start)
+        self._asked.setdefault(source, range(start, len(self.key)))
         self._blocks.setdefault(source, []).extend(range(start, start + run))
 
     def note_each(self, source: str, asked: Sequence[int], got: Sequence[int]) -> None:
         """``source`` was asked for some blocks and delivered ``got``."""
-        self.asked[source] = len(asked)
+        self._asked[source] = asked
         self._blocks[source] = list(got)
+
+    def asked_of(self, source: str) -> Sequence[int]:
+        """Indices of the blocks that ``source`` was asked for."""
+        return self._asked.get(source, ())
 
     def blocks(self, source: str) -> list[int]:
         """Indices of the blocks that ``source`` delivered, ascending."""
@@ -79,8 +83,9 @@ class Served:
 class Loads:
     """Moves blocks from tiers into memory that the cache owns; thread-safe."""
 
-    def __init__(self, stack: Stack) -> None:
+    def __init__(self, stack: Stack, on_l1_hits: Callable[[KVCacheKey, Sequence[int]], None]) -> None:
         self._stack = stack
+        self._on_l1_hits = on_l1_hits
 
     def fetch(self, open_tier: OpenTier, key: KVCacheKey, start: int, until: float) -> Iterator[list[Fetched]]:
         """Deliver the leading blocks from ``key[start]`` in chunks; each goes back by ``let_go``.
@@ -157,19 +162,25 @@ class Loads:
         digests = key.digests
         if stack.l1 is not None and done:
             stack.l1.touch([digests[i] for i in served.every()])
+            if l1_hits := served.blocks(L1):
+                self._on_l1_hits(key, l1_hits)
         for open_tier in stack:
             tier = open_tier.tier
-            asked, got = served.asked.get(tier.name, 0), served.blocks(tier.name)
+            asked, got = len(served.asked_of(tier.name)), served.blocks(tier.name)
             if asked:
                 tier.counters.add(lookups=asked, hits=len(got), misses=asked - len(got), bytes_out=len(got) * nbytes)
+                self._emit(tier, digests, served, got)
             if got:
-                self._used(tier, key.kind, [digests[i] for i in got])
+                used = [digests[i] for i in got]
+                stack.seen.note(used)
+                tier.touch(key.kind, used)
 
-    def _used(self, tier: Tier, kind: int, digests: Sequence[bytes]) -> None:
-        self._stack.seen.note(digests)
-        tail_first = digests[::-1]
-        tier.guarded("touch_many", lambda: tier.backend.touch_many(tier.names(kind, tail_first)))
-        self._stack.emit("hit", tier.name, digests)
+    def _emit(self, tier: Tier, digests: Sequence[bytes], served: Served, got: Sequence[int]) -> None:
+        if self._stack.events.wanted:
+            delivered = set(served.every())
+            missed = [i for i in served.asked_of(tier.name) if i not in delivered]
+            tier.emit("hit", [digests[i] for i in got])
+            tier.emit("miss", [digests[i] for i in missed])
 
     def promotion(self, open_tier: OpenTier, key: KVCacheKey, start: int) -> Promotion:
         """Plan to keep in L1 those blocks that are read the second time."""
@@ -252,6 +263,7 @@ class _SlotLanding(Landing):
         for i, entry in entries.items():
             self.data[i] = l1.pool.payload(entry.slot)
         l1.unpin([entry for i, entry in entries.items() if i >= keep])
+        self._stack.counters.add(promoted=len(entries))
         return {i: entry for i, entry in entries.items() if i < keep}
 
     def _publish(self, l1: L1Cache, good: Sequence[int]) -> dict[int, Entry]:

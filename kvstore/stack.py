@@ -8,11 +8,11 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 from kvstore.backend import BackendContext
 from kvstore.errors import BackendError, KVStoreError
-from kvstore.events import CacheEvent
+from kvstore.events import CacheEvent, EventKind
 from kvstore.l1.cache import L1Cache
 from kvstore.l2.reader import TierReader
 from kvstore.l2.shelf import CodecShelf
@@ -58,6 +58,11 @@ class OpenTier:
     reader: TierReader
     writer: Writer
 
+    @property
+    def hot_only(self) -> bool:
+        """Whether the tier takes a block at its second use only."""
+        return self.tier.settings.config.admit == "hot"
+
 
 @dataclass(slots=True)
 class Events:
@@ -87,6 +92,9 @@ class Stack:
         self.registry = registry
         self.counters = CacheCounting()
         self.seen = SeenOnce()
+        """Blocks that a tier delivered once; the second time they are promoted into L1."""
+        self.put_once = SeenOnce()
+        """Blocks that were put or used once; tiers with ``admit = "hot"`` take them the second time."""
         self._observers = registry.observers()
         self.events = Events(wanted=bool(self._observers))
         self.shelf = CodecShelf(registry, identity.spec, identity.digest)
@@ -131,6 +139,7 @@ class Stack:
             queue_bytes=config.queue or self._default_queue_bytes(),
             namespace=self.identity.digest,
             on_new_epoch=self._cleared_elsewhere,
+            on_event=self._emit,
         )
         backend = self.registry.create_backend(config.backend)
         context = BackendContext(
@@ -167,7 +176,12 @@ class Stack:
     def _cleared_elsewhere(self) -> None:
         if self.l1 is not None:
             self.l1.clear()
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is remembered about uses, after a clear."""
         self.seen.clear()
+        self.put_once.clear()
 
     def _removed(self, settings: TierSettings, names: Sequence[bytes]) -> None:
         """Blocks that a medium evicted are no longer known to be there."""
@@ -184,13 +198,9 @@ class Stack:
                 open_tier.tier.counters.add(evicted=len(names))
         self._emit("removed", settings.name, digests)
 
-    def emit(self, kind: Any, tier: str, digests: Sequence[bytes]) -> None:
-        """Queue an event for the observers, if there are any."""
-        self._emit(kind, tier, digests)
-
-    def _emit(self, kind: Any, tier: str, digests: Sequence[bytes]) -> None:
-        if self.events.wanted and digests:
-            self.events.add(CacheEvent(kind, self.cache_id, tier, tuple(digests)))
+    def _emit(self, kind: EventKind, tier: str, digests: Sequence[bytes], detail: str = "") -> None:
+        if self.events.wanted and (digests or kind == "tier"):
+            self.events.add(CacheEvent(kind, self.cache_id, tier, tuple(digests), detail))
 
     # -- upkeep
 

@@ -80,31 +80,59 @@ class Writes:
         return [entry for entry in merged if entry is not None]
 
     def enqueue(self, key: KVCacheKey, entries: Sequence[Entry]) -> None:
-        """Queue pinned L1 entries, the leading blocks of ``key``, for every tier that lacks them."""
+        """Queue pinned L1 entries, the leading blocks of ``key``, for every tier that takes and lacks them."""
+        self._enqueue(key, list(enumerate(entries)), self._used_before(key.digests[: len(entries)]))
+
+    def reused(self, key: KVCacheKey, indices: Sequence[int]) -> None:
+        """Blocks were delivered from L1: tiers that take hot blocks may take them now."""
+        l1 = self._stack.l1
+        if l1 is None or not self._has_hot_tiers():
+            return
+        digests = [key.digests[i] for i in indices]
+        resident = l1.pin_each(digests)
+        held = [(i, entry) for i, entry in zip(indices, resident, strict=True) if entry is not None]
+        try:
+            self._enqueue(key, held, self._used_before(digests), hot_only=True)
+        finally:
+            l1.unpin([entry for _, entry in held])
+
+    def _has_hot_tiers(self) -> bool:
+        return any(open_tier.hot_only for open_tier in self._stack)
+
+    def _used_before(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these had a use before this one, which is noted."""
+        if not self._has_hot_tiers():
+            return set()
+        before = self._stack.put_once.among(digests)
+        self._stack.put_once.note(digests)
+        return before
+
+    def _enqueue(
+        self, key: KVCacheKey, held: Sequence[tuple[int, Entry]], used_before: set[bytes], *, hot_only: bool = False
+    ) -> None:
         for open_tier in self._stack:
-            todo = self._lacking(open_tier.tier, key, entries)
+            wanted = held
+            if open_tier.hot_only:
+                wanted = [(i, entry) for i, entry in held if entry.digest in used_before]
+            elif hot_only:
+                continue
+            todo = self._lacking(open_tier.tier, key, wanted)
             if todo:
                 self._queue_entries(open_tier, key, todo)
 
-    def _lacking(self, tier: Tier, key: KVCacheKey, entries: Sequence[Entry]) -> list[tuple[int, Entry]]:
+    def _lacking(self, tier: Tier, key: KVCacheKey, held: Sequence[tuple[int, Entry]]) -> list[tuple[int, Entry]]:
         """Entries that the tier neither holds nor is about to get; a known one is refreshed."""
         bit = tier.bit
         with self._stack.marks:
-            todo = [(i, e) for i, e in enumerate(entries) if not (e.stored | e.pending) & bit]
-            known = [(i, e) for i, e in enumerate(entries) if e.stored & bit]
+            todo = [(i, e) for i, e in held if not (e.stored | e.pending) & bit]
+            known = [(i, e) for i, e in held if e.stored & bit]
         if known and tier.direct:  # asking is cheap there, and another process may have evicted some
             found = tier.presence(key.kind, [e.digest for _, e in known], tier.call())
             gone = [pair for pair, p in zip(known, found, strict=True) if p is Presence.ABSENT]
             known = [pair for pair, p in zip(known, found, strict=True) if p is Presence.PRESENT]
             todo = sorted(todo + gone, key=lambda pair: pair[0])
-        self._refresh(tier, key, [e.digest for _, e in known])
+        tier.touch(key.kind, [e.digest for _, e in known])
         return todo
-
-    @staticmethod
-    def _refresh(tier: Tier, key: KVCacheKey, digests: Sequence[bytes]) -> None:
-        if digests:
-            tail_first = digests[::-1]
-            tier.guarded("touch_many", lambda: tier.backend.touch_many(tier.names(key.kind, tail_first)))
 
     def _queue_entries(self, open_tier: OpenTier, key: KVCacheKey, todo: Sequence[tuple[int, Entry]]) -> None:
         l1, tier = self._stack.l1, open_tier.tier
@@ -130,8 +158,9 @@ class Writes:
 
     def _writes(self, tier: Tier, key: KVCacheKey, blocks: Sequence[tuple[int, memoryview]]) -> list[Write]:
         """Describe writes of some blocks of a key; none when the tier cannot be asked for its epoch."""
-        prefix = tier.guarded("epoch", lambda: tier.prefix(key.kind))
+        prefix = tier.prefix_for_writes(key.kind)
         if prefix is None:
+            tier.counters.add(refused_medium=len(blocks))
             return []
         writes = []
         for i, raw in blocks:
@@ -150,12 +179,17 @@ class Writes:
     def _put_staged(self, key: KVCacheKey, rows: Rows) -> int:
         """Without L1 the snapshot lives in the queue itself, so its byte bound limits the copies."""
         nbytes = self._stack.identity.spec.nbytes
+        used_before = self._used_before(key.digests)
         for i in range(len(key)):
             staging = np.empty(nbytes, np.uint8)
             rows.copy_to(i, staging)
             raw = staging.data
+            cold = key.digests[i] not in used_before
             taken = 0
             for open_tier in self._stack:
+                if open_tier.hot_only and cold:
+                    taken += 1  # nothing to store yet is no refusal
+                    continue
                 taken += open_tier.writer.enqueue(self._writes(open_tier.tier, key, [(i, raw)]))
             if not taken:
                 return i
@@ -198,7 +232,7 @@ class Writes:
             open_tier.tier.clear()
         if self._stack.l1 is not None:
             self._stack.l1.clear()
-        self._stack.seen.clear()
+        self._stack.forget()
         self._stack.counters.add(clears=1)
 
 

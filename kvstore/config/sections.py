@@ -77,7 +77,8 @@ class TierConfig:
     capacity: ByteSize | None = option(None, doc="Space on the medium; the backend's default if not given.")
     codec: str = option("auto", doc='Codec of stored blocks: "auto" (the backend\'s choice), none, planes, ...')
     admit: Admit | None = option(
-        None, doc="Blocks to take: all, those evicted from L1, or hot ones (used twice); the backend's default."
+        None,
+        doc="Blocks to take: all, or hot ones (used twice); the backend's default if not given.",
     )
     deadline: Seconds | None = option(
         None, doc="Longest time that a call may spend on this tier; the backend's or [defaults] if not given."

@@ -68,11 +68,11 @@ class Reservation:
             self._tensors = guarded_tensors(self._l1.pool, self._slots, self._l1.spec, self._holding)
         return self._tensors
 
-    def commit(self, n_blocks: int | None = None) -> list[Entry]:
+    def commit(self, n_blocks: int | None = None) -> int:
         """Publish the first ``n_blocks`` blocks (all by default) and discard the rest.
 
         Returns:
-            Their entries, unpinned: a later eviction may take them at any time.
+            Blocks published; a later eviction may take them at any time.
 
         Raises:
             ValueError: More blocks than there are; nothing happened.
@@ -96,7 +96,7 @@ class Reservation:
                 self._on_commit(entries)
         finally:
             self._l1.unpin(entries)
-        return entries
+        return len(entries)
 
     def release(self) -> None:
         """Discard what was not committed; idempotent, never blocks, safe in finalizers."""

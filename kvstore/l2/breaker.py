@@ -25,8 +25,15 @@ class Breaker:
     failed closes the breaker, so a medium that answers existence but no reads stays suspected.
     """
 
-    def __init__(self, name: str, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        name: str,
+        *,
+        on_change: Callable[[str, str], None] | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._name = name
+        self._on_change = on_change
         self._clock = clock
         self._lock = threading.Lock()
         self._failures: dict[str, int] = {}
@@ -75,6 +82,11 @@ class Breaker:
                 self._pause_s = FIRST_PAUSE_S
         if closing:
             logger.warning("tier %s works again", self._name)
+            self._changed("works again")
+
+    def _changed(self, state: str) -> None:
+        if self._on_change is not None:
+            self._on_change(self._name, state)
 
     def failed(self, operation: str, error: BaseException) -> None:
         """Note a failed operation; logs at most one line a minute."""
@@ -83,6 +95,7 @@ class Breaker:
             self._failures[operation] = self._failures.get(operation, 0) + 1
             self._last_error = f"{type(error).__name__}: {error}"
             self._probing = False
+            opening = not self._open and self._failures[operation] >= FAILURES_TO_OPEN
             if self._failures[operation] >= FAILURES_TO_OPEN:
                 self._open = True
                 self._open_until = now + self._pause_s
@@ -90,5 +103,7 @@ class Breaker:
             log = now - self._last_log >= _LOG_INTERVAL_S
             if log:
                 self._last_log = now
+        if opening:
+            self._changed("suspended")
         if log:
             logger.warning("tier %s failed, which counts as a miss or a refused put: %s", self._name, self._last_error)

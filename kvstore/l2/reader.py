@@ -167,6 +167,7 @@ class TierReader:
                 self.tier.counters.add(spec_mismatch=1)
             else:
                 self.tier.counters.add(corrupt=1)
+            self.tier.emit("corrupt", (bad.name[-32:],), bad.error.reason)
             if self.tier.direct:  # the calling thread must not wait for a writer
                 self.tier.discard(bad.name, bad.header_checksum)
             else:

@@ -2,26 +2,47 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.backend import Backend, Capability, PutItem, Receive, Usage
-from kvstore.errors import BackendError, BackendTimeoutError, ClosedError, KVStoreError, PluginError
+from kvstore.errors import (
+    BackendError,
+    BackendPermissionError,
+    BackendTimeoutError,
+    BackendUnavailableError,
+    ClosedError,
+    KVStoreError,
+    PluginError,
+)
 from kvstore.l2.breaker import Breaker
 from kvstore.l2.counters import Counters
-from kvstore.l2.workers import WorkerPool
+from kvstore.l2.workers import Job, WorkerPool
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
 
 if TYPE_CHECKING:
     from kvstore.config import TierConfig
+    from kvstore.events import EventKind
     from kvstore.plugins import BackendPlugin
 
 T = TypeVar("T")
 
 logger = logging.getLogger("kvstore.tier")
+
+_STORED: Final = frozenset({PutStatus.STORED, PutStatus.EXISTS})
+_FAILURES: Final[dict[ReadStatus | PutStatus, type[BackendError]]] = {
+    ReadStatus.TIMEOUT: BackendTimeoutError,
+    PutStatus.TIMEOUT: BackendTimeoutError,
+    ReadStatus.UNAVAILABLE: BackendUnavailableError,
+    PutStatus.UNAVAILABLE: BackendUnavailableError,
+    ReadStatus.DENIED: BackendPermissionError,
+    PutStatus.DENIED: BackendPermissionError,
+}
+"""Statuses that mean the medium failed; when nothing of a call went well they count like an error."""
 
 _WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
 _DIRECT_WORKERS: Final = 1  # for what a caller must not do itself, such as deletes
@@ -43,7 +64,8 @@ class TierSettings:
     deadline_s: float
     queue_bytes: int
     namespace: bytes
-    on_new_epoch: Callable[[], None] = field(default=lambda: None)
+    on_new_epoch: Callable[[], None]
+    on_event: Callable[[EventKind, str, Sequence[bytes], str], None]
 
     @property
     def name(self) -> str:
@@ -63,7 +85,7 @@ class Tier:
         self.backend = backend
         self.counters = Counters()
         # a medium that cannot write may well be read, so each side is suspended on its own
-        self._breakers = {False: Breaker(f"{settings.name!r} (reads)"), True: Breaker(f"{settings.name!r} (writes)")}
+        self._breakers = {writes: Breaker(self._side(writes), on_change=self._changed) for writes in (False, True)}
         self.bit = 1 << settings.index
         """This tier's bit in an L1 entry's ``stored`` and ``pending`` masks."""
         self.direct = bool(backend.capabilities & Capability.CALLER_READS)
@@ -76,6 +98,16 @@ class Tier:
     def name(self) -> str:
         """The tier's name in config, counters and messages."""
         return self.settings.name
+
+    def _side(self, writes: bool) -> str:
+        return f"{self.settings.name!r} ({'writes' if writes else 'reads'})"
+
+    def _changed(self, side: str, state: str) -> None:
+        self.emit("tier", (), f"{side} {state}")
+
+    def emit(self, kind: EventKind, digests: Sequence[bytes], detail: str = "") -> None:
+        """Queue an event about this tier for the observers."""
+        self.settings.on_event(kind, self.name, digests, detail)
 
     # -- the border to foreign code
 
@@ -139,6 +171,21 @@ class Tier:
                 self.settings.on_new_epoch()
         return named[1] + bytes([kind])
 
+    def prefix_for_writes(self, kind: int) -> bytes | None:
+        """Like ``prefix``, but bounded by the deadline and without asking a slow medium each time.
+
+        A tier that is read by its own threads is asked once and then once a second by the upkeep
+        thread; until that notices, writes go to the epoch that another process has just ended,
+        where nobody finds them.  None when the tier cannot be asked.
+        """
+        if self.direct:
+            return self.guarded("epoch", lambda: self.prefix(kind))
+        named = self._named
+        if named is not None:
+            return named[1] + bytes([kind])
+        call = self.call()
+        return self.guarded("epoch", lambda: self.in_worker(lambda: self.prefix(kind), call))
+
     def names(self, kind: int, digests: Sequence[bytes]) -> list[bytes]:
         """Stored names of blocks; asks the backend for the epoch, so it may raise."""
         prefix = self.prefix(kind)
@@ -176,6 +223,8 @@ class Tier:
         if _wrong_length(statuses, len(names)):
             msg = f"get_many answered {statuses!r:.80} for {len(names)} names; expected one ReadStatus per name"
             raise PluginError(msg)
+        if ReadStatus.OK not in statuses:
+            _raise_for(statuses, self.name)
         return statuses
 
     def put(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
@@ -186,6 +235,8 @@ class Tier:
             if _wrong_length(statuses, len(items)):
                 msg = f"put_many answered {statuses!r:.80} for {len(items)} items; expected one PutStatus per item"
                 raise PluginError(msg)
+            if not _STORED.intersection(statuses):
+                _raise_for(statuses, self.name)
             return statuses
 
         statuses = self.guarded("put_many", store)
@@ -199,9 +250,19 @@ class Tier:
         call = self.call()
         self.guarded("discard", lambda: self.in_worker(lambda: self.backend.discard(name, header_checksum), call))
 
-    def touch(self, names: Sequence[bytes]) -> None:
-        """Note one use of blocks, listed tail first."""
-        self.guarded("touch_many", lambda: self.backend.touch_many(names))
+    def touch(self, kind: int, digests: Sequence[bytes]) -> None:
+        """Note one use of blocks given in key order; lossy, and never waits for a slow medium."""
+        if not digests:
+            return
+        tail_first = digests[::-1]
+
+        def note() -> None:
+            self.backend.touch_many(self.names(kind, tail_first))
+
+        if self.direct:
+            self.guarded("touch_many", note)
+        else:
+            self.guarded("touch_many", lambda: self.workers.submit(Job(lambda: self.guarded("touch_many", note))))
 
     def delete(self, kind: int, digests: Sequence[bytes]) -> int:
         """Delete blocks; 0 when the tier could not be asked."""
@@ -232,8 +293,10 @@ class Tier:
         return self.guarded("usage", self.backend.usage)
 
     def maintain(self) -> None:
-        """Background work of the backend; called from the cache's upkeep thread."""
-        self.guarded("maintain", self.backend.maintain)
+        """Background work, from the cache's upkeep thread; also notices clears of other processes."""
+        call = self.call()
+        for operation, fn in (("epoch", lambda: self.prefix(0)), ("maintain", self.backend.maintain)):
+            self.guarded(operation, fn if self.direct else functools.partial(self.in_worker, fn, call))
 
     def close(self) -> None:
         """Close the backend; errors are logged, never raised."""
@@ -247,3 +310,10 @@ class Tier:
 def _wrong_length(answer: object, expected: int) -> bool:
     """A plugin may answer anything, whatever its annotations say."""
     return not isinstance(answer, list) or len(answer) != expected
+
+
+def _raise_for(statuses: Sequence[ReadStatus | PutStatus], tier: str) -> None:
+    for status, error in _FAILURES.items():
+        if status in statuses:
+            msg = f"the backend of tier {tier!r} answered {status.value}"
+            raise error(msg)

@@ -215,7 +215,8 @@ class Writer:
         present = [p is Presence.PRESENT for p in found]
         stored = [name for name, there in zip(names, present, strict=True) if there]
         if stored:
-            self._tier.touch(stored[::-1])
+            tail_first = stored[::-1]
+            self._tier.guarded("touch_many", lambda: self._tier.backend.touch_many(tail_first))
         return present
 
     def _store(self, todo: list[Write], call: Call) -> list[PutStatus]:

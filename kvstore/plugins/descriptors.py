@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 PLUGIN_API_VERSION: Final = 1
 """Version of this contract (hooks, descriptors, Backend, Codec and EvictionPolicy)."""
 
-Admit = Literal["all", "evicted", "hot"]
-"""Which blocks a tier takes: every put, those that leave L1, or those used a second time."""
+Admit = Literal["all", "hot"]
+"""Which blocks a tier takes: every put, or those used a second time."""
 
 TIER_KEYS: Final = frozenset(
     {"name", "backend", "capacity", "codec", "admit", "deadline", "required", "queue", "workers", "durability"}

@@ -8,12 +8,17 @@ is both used and free.  Payload bytes are not read; the records carry their own 
 
 from __future__ import annotations
 
+import itertools
+import operator
 import os
 import struct
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Final
+
+import numpy as np
+import numpy.typing as npt
 
 from kvstore_lmdb.format import (
     F_BIGDATA,
@@ -31,9 +36,12 @@ from kvstore_lmdb.format import (
 
 _PAGE = struct.Struct("<QHHHH")  # page number, pad, flags, lower, upper
 _EXTENT = struct.Struct("<QHHI")  # page number, pad, flags, pages
-_NODE = struct.Struct("<HHHH")  # low and high half of size or child, flags, key size
+_PGNO = struct.Struct("<Q")
+_NODE_BYTES: Final = 8  # low and high half of size or child, flags, key size: two bytes each
 _INTEGER_KEY: Final = 0x08
 _MAX_DEPTH: Final = 32  # CURSOR_STACK in mdb.c
+
+Numbers = npt.NDArray[np.int64]
 
 
 class UndecidedError(Exception):
@@ -41,13 +49,22 @@ class UndecidedError(Exception):
 
 
 @dataclass(frozen=True, slots=True)
-class _Node:
-    """One leaf node: ``size`` is the value's length, ``at`` where it starts in the page."""
+class _Nodes:
+    """The nodes of one page, one item of each column a node.
 
-    key: bytes
-    flags: int
-    size: int
-    at: int
+    ``sizes`` are value lengths on a leaf and child pages on a branch; ``ats`` where values start.
+    """
+
+    page: bytes
+    keys: list[bytes]
+    flags: Numbers
+    sizes: Numbers
+    ats: Numbers
+
+    def value(self, i: int) -> bytes:
+        """Return an inline value."""
+        at = int(self.ats[i])
+        return self.page[at : at + int(self.sizes[i])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,29 +97,31 @@ class FileCheck:
             OSError: Reading failed.
         """
         named = self._walk_main()
-        free = self._meta.free
-        for page, node in self._leaves(free, integer_keys=True):
-            self._take_free(self._value(page, node, free))
+        for nodes in self._leaves(self._meta.free, integer_keys=True):
+            for i, extent in enumerate(self._extents(nodes)):
+                self._take_free(self._read(extent, int(nodes.sizes[i])) if extent else nodes.value(i))
         return named
 
     def _walk_main(self) -> list[bytes]:
         names: list[bytes] = []
-        main = self._meta.main
-        for page, node in self._leaves(main):
-            if not node.flags & F_SUBDATA:
-                self._value(page, node, main)
-                continue
-            if node.size != TREE_BYTES:
-                raise DamagedError(f"named tree {node.key!r} is described by {node.size} bytes")
-            names.append(node.key)
-            tree = Tree.parse(page, node.at)
-            overflow = sum(self._extent(inner, leaf, tree) for inner, leaf in self._leaves(tree))
-            if overflow != tree.overflow_pages:
-                raise DamagedError(f"tree {node.key!r} has {overflow} overflow pages, claims {tree.overflow_pages}")
+        for nodes in self._leaves(self._meta.main):
+            self._extents(nodes)
+            for i, name in enumerate(nodes.keys):
+                if not nodes.flags[i] & F_SUBDATA:
+                    continue
+                if nodes.sizes[i] != TREE_BYTES:
+                    raise DamagedError(f"named tree {name!r} is described by {nodes.sizes[i]} bytes")
+                names.append(name)
+                self._walk_named(name, Tree.parse(nodes.value(i)))
         return names
 
-    def _leaves(self, tree: Tree, *, integer_keys: bool = False) -> Iterator[tuple[bytes, _Node]]:
-        """Yield every leaf node of a tree in key order, with its page."""
+    def _walk_named(self, name: bytes, tree: Tree) -> None:
+        overflow = sum(extent[1] for nodes in self._leaves(tree) for extent in self._extents(nodes) if extent)
+        if overflow != tree.overflow_pages:
+            raise DamagedError(f"tree {name!r} has {overflow} overflow pages, claims {tree.overflow_pages}")
+
+    def _leaves(self, tree: Tree, *, integer_keys: bool = False) -> Iterator[_Nodes]:
+        """Yield the nodes of every leaf page of a tree in key order."""
         unsupported = tree.flags & (0x02 | 0x04 | 0x10 | 0x20 | 0x40 | (0 if integer_keys else _INTEGER_KEY))
         if unsupported:
             raise DamagedError(f"a tree has flags {tree.flags:#x}, which kvstore never sets")
@@ -118,21 +137,20 @@ class FileCheck:
             step = stack.pop()
             leaf = step.level == tree.depth
             page = self._page(step.pgno, P_LEAF if leaf else P_BRANCH)
-            nodes = self._nodes(page, step, leaf=leaf, integer_keys=integer_keys)
+            nodes = _parse(page, step, leaf=leaf, integer_keys=integer_keys)
             if not leaf:
                 branches += 1
-                stack.extend(reversed(self._children(nodes, step)))
+                stack.extend(reversed(_children(nodes, step)))
                 continue
             leaves += 1
-            entries += len(nodes)
-            for node in nodes:
-                yield page, node
+            entries += len(nodes.keys)
+            yield nodes
         if (entries, branches, leaves) != (tree.entries, tree.branch_pages, tree.leaf_pages):
             raise DamagedError(f"a tree holds {entries} entries on {leaves} leaves, claims {tree.entries}")
 
     def _page(self, pgno: int, kind: int) -> bytes:
         self._visited += 1
-        if self._visited % 64 == 0 and time.monotonic() > self._end:
+        if self._visited % 16 == 0 and time.monotonic() > self._end:
             raise UndecidedError
         self._take(pgno, 1)
         page_bytes = self._meta.page_bytes
@@ -144,77 +162,27 @@ class FileCheck:
             raise DamagedError(f"page {pgno} has number {number}, flags {flags:#x}, bounds {lower} and {upper}")
         return page
 
-    def _nodes(self, page: bytes, step: _Step, *, leaf: bool, integer_keys: bool) -> list[_Node]:
-        _, _, _, lower, upper = _PAGE.unpack_from(page)
-        count = (lower - PAGE_HEADER_BYTES) // 2
-        if count < 1 + (not leaf):
-            raise DamagedError(f"page {step.pgno} has {count} nodes")
-        nodes: list[_Node] = []
-        previous = None
-        taken = upper
-        for i, at in enumerate(struct.unpack_from(f"<{count}H", page, PAGE_HEADER_BYTES)):
-            if not upper <= at <= len(page) - _NODE.size:
-                raise DamagedError(f"page {step.pgno} points outside itself")
-            low, high, flags, key_bytes = _NODE.unpack_from(page, at)
-            value_at = at + _NODE.size + key_bytes
-            size = low | high << 16 if leaf else low | high << 16 | flags << 32
-            inline = (8 if flags & F_BIGDATA else size) if leaf else 0
-            if value_at + inline > len(page) or (leaf and flags not in {0, F_BIGDATA, F_SUBDATA}):
-                raise DamagedError(f"a node of page {step.pgno} leaves the page or has flags {flags:#x}")
-            taken += (_NODE.size + key_bytes + inline + 1) & ~1
-            key = page[at + _NODE.size : value_at]
-            if integer_keys:
-                key = self._integer(key, first_of_branch=not leaf and i == 0)
-            if (leaf or i) and ((previous is not None and key <= previous) or not self._within(key, step)):
-                raise DamagedError(f"keys of page {step.pgno} are out of order")
-            previous = key if leaf or i else None
-            nodes.append(_Node(key, flags, size, value_at))
-        if taken != len(page):
-            raise DamagedError(f"nodes of page {step.pgno} overlap or leave gaps")
-        return nodes
+    def _extents(self, nodes: _Nodes) -> list[tuple[int, int] | None]:
+        """Check the overflow extents of a leaf: first page and pages; None for an inline value."""
+        found: list[tuple[int, int] | None] = [None] * len(nodes.keys)
+        big = np.flatnonzero(nodes.flags & F_BIGDATA)
+        needed = (PAGE_HEADER_BYTES - 1 + nodes.sizes[big]) // self._meta.page_bytes + 1
+        for i, at, pages in zip(big.tolist(), nodes.ats[big].tolist(), needed.tolist(), strict=True):
+            (pgno,) = _PGNO.unpack_from(nodes.page, at)
+            self._take(pgno, pages)
+            head = os.pread(self._fd, _EXTENT.size, pgno * self._meta.page_bytes)
+            if len(head) < _EXTENT.size:
+                raise DamagedError(f"overflow page {pgno} lies beyond the end of the file")
+            number, _, flags, claimed = _EXTENT.unpack(head)
+            if number != pgno or flags != P_OVERFLOW or claimed < pages:
+                raise DamagedError(f"overflow page {pgno} has number {number}, flags {flags:#x}, {claimed} pages")
+            if claimed > pages:  # a shorter value was written over a longer one
+                self._take(pgno + pages, claimed - pages)
+            found[i] = (pgno, claimed)
+        return found
 
-    @staticmethod
-    def _integer(key: bytes, *, first_of_branch: bool) -> bytes:
-        """Turn a little-endian integer key into one that compares as bytes do."""
-        if len(key) != 8 and not first_of_branch:
-            raise DamagedError(f"a free-page key has {len(key)} bytes")
-        return key[::-1]
-
-    @staticmethod
-    def _within(key: bytes, step: _Step) -> bool:
-        return key >= step.low and (step.high is None or key < step.high)
-
-    @staticmethod
-    def _children(nodes: list[_Node], step: _Step) -> list[_Step]:
-        lows = [step.low, *(node.key for node in nodes[1:])]
-        highs = [*lows[1:], step.high]
-        return [_Step(n.size, step.level + 1, lo, hi) for n, lo, hi in zip(nodes, lows, highs, strict=True)]
-
-    def _extent(self, page: bytes, node: _Node, tree: Tree) -> int:
-        """Check a node's overflow extent; return its pages, 0 for an inline value."""
-        if not node.flags & F_BIGDATA:
-            return 0
-        if tree.overflow_pages == 0:
-            raise DamagedError("a tree without overflow pages links to one")
-        (pgno,) = struct.unpack_from("<Q", page, node.at)
-        pages = (PAGE_HEADER_BYTES - 1 + node.size) // self._meta.page_bytes + 1
-        self._take(pgno, pages)
-        head = os.pread(self._fd, _EXTENT.size, pgno * self._meta.page_bytes)
-        if len(head) < _EXTENT.size:
-            raise DamagedError(f"overflow page {pgno} lies beyond the end of the file")
-        number, _, flags, claimed = _EXTENT.unpack(head)
-        if number != pgno or flags != P_OVERFLOW or claimed < pages:
-            raise DamagedError(f"overflow page {pgno} has number {number}, flags {flags:#x}, {claimed} pages")
-        if claimed > pages:  # a shorter value was written over a longer one
-            self._take(pgno + pages, claimed - pages)
-        return int(claimed)
-
-    def _value(self, page: bytes, node: _Node, tree: Tree) -> bytes:
-        if not node.flags & F_BIGDATA:
-            return page[node.at : node.at + node.size]
-        self._extent(page, node, tree)
-        (pgno,) = struct.unpack_from("<Q", page, node.at)
-        return os.pread(self._fd, node.size, pgno * self._meta.page_bytes + PAGE_HEADER_BYTES)
+    def _read(self, extent: tuple[int, int], nbytes: int) -> bytes:
+        return os.pread(self._fd, nbytes, extent[0] * self._meta.page_bytes + PAGE_HEADER_BYTES)
 
     def _take(self, pgno: int, pages: int) -> None:
         if not (pgno >= 2 and pages >= 1 and pgno + pages <= len(self._used)):
@@ -236,3 +204,47 @@ class FileCheck:
                 raise DamagedError("a list of free pages is not in descending order")
             self._take(pgno, 1)
             previous = pgno
+
+
+def _parse(page: bytes, step: _Step, *, leaf: bool, integer_keys: bool) -> _Nodes:
+    """Take a page apart, checking all that liblmdb would follow; columns at once, for speed."""
+    _, _, _, lower, upper = _PAGE.unpack_from(page)
+    count = (lower - PAGE_HEADER_BYTES) // 2
+    if count < 1 + (not leaf):
+        raise DamagedError(f"page {step.pgno} has {count} nodes")
+    words = np.frombuffer(page, "<u2")
+    starts = words[PAGE_HEADER_BYTES // 2 :][:count].astype(np.int64)
+    if (starts % 2).any() or starts.min() < upper or starts.max() > len(page) - _NODE_BYTES:
+        raise DamagedError(f"page {step.pgno} points outside itself")
+    low, high, flags, key_bytes = (words[starts // 2 + i].astype(np.int64) for i in range(4))
+    ats = starts + _NODE_BYTES + key_bytes
+    sizes = low | high << 16
+    inline = np.where(flags & F_BIGDATA, 8, sizes) if leaf else np.zeros_like(sizes)
+    if (ats + inline).max() > len(page) or (leaf and flags.max() > F_SUBDATA):  # neither others nor both
+        raise DamagedError(f"a node of page {step.pgno} leaves the page or has unknown flags")
+    if upper + int(((_NODE_BYTES + key_bytes + inline + 1) & ~1).sum()) != len(page):
+        raise DamagedError(f"nodes of page {step.pgno} overlap or leave gaps")
+    keys = [page[start + _NODE_BYTES : at] for start, at in zip(starts.tolist(), ats.tolist(), strict=True)]
+    if integer_keys:
+        keys = [_integer(key, first_of_branch=not leaf and i == 0) for i, key in enumerate(keys)]
+    ordered = keys if leaf else keys[1:]  # the first key of a branch is never looked at
+    inside = ordered[0] >= step.low and (step.high is None or ordered[-1] < step.high)
+    if not inside or not all(map(operator.lt, ordered, itertools.islice(ordered, 1, None))):
+        raise DamagedError(f"keys of page {step.pgno} are out of order")
+    return _Nodes(page, keys, flags, sizes if leaf else sizes | flags << 32, ats)
+
+
+def _integer(key: bytes, *, first_of_branch: bool) -> bytes:
+    """Turn a little-endian integer key into one that compares as bytes do."""
+    if len(key) != 8 and not first_of_branch:
+        raise DamagedError(f"a free-page key has {len(key)} bytes")
+    return key[::-1]
+
+
+def _children(nodes: _Nodes, step: _Step) -> list[_Step]:
+    lows = [step.low, *nodes.keys[1:]]
+    highs = [*lows[1:], step.high]
+    return [
+        _Step(child, step.level + 1, low, high)
+        for child, low, high in zip(nodes.sizes.tolist(), lows, highs, strict=True)
+    ]

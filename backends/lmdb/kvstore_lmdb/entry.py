@@ -33,14 +33,14 @@ class Entry:
     codec_id: int
 
     @classmethod
-    def of(cls, item: PutItem, sequence: int) -> Entry:
-        """Describe a record that is about to be stored."""
+    def of(cls, item: PutItem, nbytes: int, sequence: int) -> Entry:
+        """Describe a record of ``nbytes`` that is about to be stored."""
         head = memoryview(item.buffers[0]) if item.buffers else memoryview(b"")
         codec_id = -1
         if head.nbytes >= _HEAD.size:
             magic, _, _, _, codec = _HEAD.unpack_from(head)
             codec_id = codec if magic == _MAGIC and codec < 1 << 15 else -1
-        return cls(sequence, item.nbytes, head.nbytes, codec_id)
+        return cls(sequence, nbytes, head.nbytes, codec_id)
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Entry:

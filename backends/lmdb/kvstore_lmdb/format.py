@@ -18,6 +18,7 @@ DATA_VERSION: Final = 1
 PAGE_HEADER_BYTES: Final = 16
 P_BRANCH, P_LEAF, P_OVERFLOW, P_META = 0x01, 0x02, 0x04, 0x08
 F_BIGDATA, F_SUBDATA = 0x01, 0x02
+MAX_MAP_BYTES: Final = 1 << 44  # 16 TiB; the address space of a process is 128 TiB
 NO_PAGE: Final = (1 << 64) - 1
 
 SUPPORTED: Final = sys.byteorder == "little" and struct.calcsize("P") == 8
@@ -92,6 +93,8 @@ def _parse_meta(page: bytes, number: int) -> Meta:
     if page_bytes not in {4096, 8192, 16384, 32768}:
         raise DamagedError(f"meta page {number} claims pages of {page_bytes} bytes")
     last_page, txnid = _TAIL.unpack_from(page, trees + 2 * TREE_BYTES)
+    if map_bytes > MAX_MAP_BYTES:
+        raise DamagedError(f"meta page {number} claims a map of {map_bytes} bytes")
     if last_page < 1 or (last_page + 1) * page_bytes > max(map_bytes, 1 << 20):
         raise DamagedError(f"meta page {number} claims {last_page + 1} pages in a map of {map_bytes} bytes")
     free, main = Tree.parse(page, trees), Tree.parse(page, trees + TREE_BYTES)

@@ -15,6 +15,7 @@ from kvstore_lmdb import notes
 from kvstore_lmdb.directory import check_file_system, describe_namespace, prepare, resolve
 from kvstore_lmdb.environment import REGISTRY, TREES, Environment
 from kvstore_lmdb.errors import is_damage, is_read_only, needs_reopen, translate
+from kvstore_lmdb.format import MAX_MAP_BYTES
 from kvstore_lmdb.guard import GuardSettings
 from kvstore_lmdb.options import DEFAULT_CAPACITY_BYTES, MIN_CAPACITY_BYTES, LmdbOptions, map_bytes
 from kvstore_lmdb.writer import Writer
@@ -158,10 +159,10 @@ class Session:
         if not low <= options.max_readers <= high:
             raise ConfigError(f"backend 'lmdb', option 'max_readers': {options.max_readers} is not in {low} to {high}")
         size = map_bytes(options, capacity_bytes)
-        if size < 2 * capacity_bytes:
+        if not 2 * capacity_bytes <= size <= MAX_MAP_BYTES:
             raise ConfigError(
-                f"backend 'lmdb', option 'map_size': {size} bytes are less than twice the capacity of "
-                f"{capacity_bytes}; leave the option out or raise it"
+                f"backend 'lmdb', option 'map_size': {size} bytes are not between twice the capacity of "
+                f"{capacity_bytes} and {MAX_MAP_BYTES}; leave the option out or change it"
             )
         context = self._context
         return GuardSettings(size, options.max_readers, len(TREES), context.durability, context.read_only)

@@ -41,7 +41,8 @@ class _Batch:
     """Records of one transaction, by their place in the call, and what became of them."""
 
     items: Sequence[PutItem]
-    waiting: list[int]
+    waiting: list[int] = field(default_factory=list)
+    sizes: dict[int, int] = field(default_factory=dict)
     done: dict[int, PutStatus] = field(default_factory=dict)
 
     def settle(self, results: dict[int, PutStatus]) -> None:
@@ -80,11 +81,23 @@ class Writer:
             batch.give_up(PutStatus.TIMEOUT if error is None else put_status(error))
             for i, status in batch.done.items():
                 statuses[i] = status
+        if self.environment.durability == "durable" and PutStatus.STORED in statuses:
+            error = self._make_durable(statuses) or error
         return statuses, error
+
+    def _make_durable(self, statuses: list[PutStatus]) -> Exception | None:
+        """Bring the last commit's meta page to the medium: its transaction counts only with that."""
+        try:
+            self._env.sync(True)  # noqa: FBT003 - positional in every py-lmdb
+        except (lmdb.Error, OSError) as e:
+            failed = put_status(e)
+            statuses[:] = [failed if status is PutStatus.STORED else status for status in statuses]
+            return e
+        return None
 
     def _batches(self, items: Sequence[PutItem]) -> Iterator[_Batch]:
         most_bytes = min(_BATCH_BYTES, self.space.limits.capacity * self.environment.page_bytes // 8)
-        batch, batch_bytes = _Batch(items, []), 0
+        batch, batch_bytes = _Batch(items), 0
         for i, item in enumerate(items):
             nbytes = item.nbytes
             sound = 1 <= len(item.name) <= MAX_NAME_BYTES and nbytes <= MAX_RECORD_BYTES
@@ -92,8 +105,9 @@ class Writer:
                 continue
             if batch.waiting and (len(batch.waiting) == _BATCH_RECORDS or batch_bytes + nbytes > most_bytes):
                 yield batch
-                batch, batch_bytes = _Batch(items, []), 0
+                batch, batch_bytes = _Batch(items), 0
             batch.waiting.append(i)
+            batch.sizes[i] = nbytes
             batch_bytes += nbytes
         if batch.waiting:
             yield batch
@@ -115,7 +129,7 @@ class Writer:
         """Pages that the batch will add: its records that are not stored yet."""
         with txn.cursor(db=self._trees.index) as cursor:
             new = [i for i in batch.waiting if not cursor.set_key(batch.items[i].name)]
-        return sum(self.space.pages(batch.items[i].nbytes) for i in new)
+        return sum(self.space.pages(batch.sizes[i]) for i in new)
 
     def _attempt(self, batch: _Batch, *, again: bool) -> None:
         """Make room and store; ``again`` when the medium had less room than counted."""
@@ -126,39 +140,39 @@ class Writer:
         else:
             self.space.make_room(live, pages)
         if not pages or not self._bound.near(pages):
-            batch.settle(self._commit(batch.items, batch.waiting))
+            batch.settle(self._commit(batch, batch.waiting))
             return
         for i in list(batch.waiting):
-            if not self._bound.admit(self.space.pages(batch.items[i].nbytes)):
+            if not self._bound.admit(self.space.pages(batch.sizes[i])):
                 batch.give_up(PutStatus.FULL)
                 return
             before = self._bound.last_page()
-            batch.settle(self._commit(batch.items, [i]))
+            batch.settle(self._commit(batch, [i]))
             self._bound.watch(before)
 
-    def _commit(self, items: Sequence[PutItem], waiting: Sequence[int]) -> dict[int, PutStatus]:
+    def _commit(self, batch: _Batch, chosen: Sequence[int]) -> dict[int, PutStatus]:
         """Store what fits in one transaction; items left out of the result did not fit."""
         results: dict[int, PutStatus] = {}
         with self._env.begin(write=True) as txn:
             live = self.space.measure(txn)
             sequence = self._next_sequence(txn)
-            for i in waiting:
-                if self._refresh(txn, items[i].name, sequence):
+            for i in chosen:
+                if self._refresh(txn, batch.items[i].name, sequence):
                     results[i] = PutStatus.EXISTS
                 else:
-                    live += self.space.pages(items[i].nbytes)
+                    live += self.space.pages(batch.sizes[i])
                     if live > self.space.limits.capacity:
                         continue
-                    self._store(txn, items[i], sequence)
+                    self._store(txn, batch.items[i], Entry.of(batch.items[i], batch.sizes[i], sequence))
                     results[i] = PutStatus.STORED
                 sequence += 1
             self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
         return results
 
-    def _store(self, txn: Transaction, item: PutItem, sequence: int) -> None:
+    def _store(self, txn: Transaction, item: PutItem, entry: Entry) -> None:
         txn.put(item.name, self._staging.gather(item.buffers), db=self._trees.records)
-        txn.put(item.name, Entry.of(item, sequence).pack(), db=self._trees.index)
-        txn.put(sequence_key(sequence), item.name, append=True, db=self._trees.recency)
+        txn.put(item.name, entry.pack(), db=self._trees.index)
+        txn.put(sequence_key(entry.sequence), item.name, append=True, db=self._trees.recency)
 
     def _refresh(self, txn: Transaction, name: bytes, sequence: int) -> bool:
         """Move a stored record to the recent end; False when it is not stored."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
+from kvstore.cli.demo.command import run
 from kvstore.cli.demo.options import add_arguments
-from kvstore.cli.demo.run import run
 
 __all__ = ["add_arguments", "run"]

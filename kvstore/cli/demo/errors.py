@@ -1,9 +1,13 @@
-"""Why a demo cannot run at all."""
+"""Why a demo cannot start, or stopped."""
 
 from __future__ import annotations
 
-from kvstore.errors import KVStoreError
+from kvstore.errors import ConfigError, KVStoreError
 
 
 class DemoError(KVStoreError):
-    """Something the demo needs is missing or failed; the message says what to do."""
+    """A process of the demo failed; the message holds the end of what it wrote."""
+
+
+class DemoSetupError(DemoError, ConfigError):
+    """Something the demo needs is missing or in the way; the message says what to do."""

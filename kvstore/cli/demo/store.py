@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final
 
-from kvstore.cli.demo.errors import DemoError
+from kvstore.cli.demo.errors import DemoSetupError
 
 _MARKER: Final = ".kvstore-demo"
 _MARKER_TEXT: Final = "This folder belongs to `kvstore demo`, which empties it at every start.\n"
@@ -21,20 +21,20 @@ def empty_store(folder: Path) -> Iterator[Path]:
     """Make ``folder`` an empty store of the demo, held by this process until the end of the block.
 
     Raises:
-        DemoError: The folder has contents that the demo did not make, or another demo uses it.
+        DemoSetupError: The folder has contents that the demo did not make, or another demo uses it.
     """
     folder = folder.absolute()
     marker = folder / _MARKER
     if folder.exists() and not marker.is_file() and (not folder.is_dir() or any(folder.iterdir())):
         msg = f"{folder} was not made by `kvstore demo` and is not empty; nothing was deleted, give another --store"
-        raise DemoError(msg)
+        raise DemoSetupError(msg)
     folder.mkdir(parents=True, exist_ok=True)
     with marker.open("a", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:
             msg = f"another `kvstore demo` is using {folder}; wait for it or give another --store"
-            raise DemoError(msg) from e
+            raise DemoSetupError(msg) from e
         if marker.stat().st_size == 0:
             lock.write(_MARKER_TEXT)
             lock.flush()

@@ -16,7 +16,7 @@ def report_lines(outcome: Outcome, files: Sequence[Path]) -> list[str]:
     stored = outcome.computed.stored
     lines = ["", *_answers(outcome), "Time to first token, from prompt ids ready"]
     lines += [f"  {line}" for line in _bars(outcome)]
-    lines += [f"  {outcome.ratio:.1f}x faster from the store", "", "Where the time went (ms)"]
+    lines += [f"  {outcome.ratio:.1f}x faster from the store ({median_note(outcome)})", "", "Where the time went (ms)"]
     lines += [f"  {line}" for line in time_table(outcome)]
     lines += ["", "Outside the times above (s)"]
     lines += [f"  {line}" for line in table(setup_rows(outcome), right=(1, 2, 3, 4, 5))]
@@ -33,6 +33,12 @@ def report_lines(outcome: Outcome, files: Sequence[Path]) -> list[str]:
         f"{check.name + ':':<18}{'yes' if check.passed else 'NO'}  ({check.detail})" for check in outcome.checks()
     ]
     return [*lines, "", *(f"Report: {file}" for file in files)]
+
+
+def median_note(outcome: Outcome) -> str:
+    """How the restored time was taken."""
+    times = ", ".join(f"{seconds * 1000:,.0f}" for seconds in outcome.restored.ttfts_s)
+    return f"median of {len(outcome.restored.ttfts_s)} openings: {times} ms"
 
 
 def time_table(outcome: Outcome) -> list[str]:

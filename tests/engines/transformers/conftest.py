@@ -43,6 +43,15 @@ def _quiet_transformers() -> Iterator[None]:
     transformers.utils.logging.set_verbosity_warning()
 
 
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Two threads on matrices of this size only wait for each other."""
+    n_threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(n_threads)
+
+
 def prompt(n_tokens: int, seed: int = 1) -> torch.Tensor:
     """(1, n_tokens) random token ids."""
     generator = torch.Generator().manual_seed(seed)

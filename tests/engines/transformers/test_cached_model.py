@@ -18,7 +18,7 @@ Build = Callable[..., Any]
 Prompt = Callable[..., torch.Tensor]
 
 BLOCK_TOKENS = 16
-GREEDY = {"do_sample": False, "max_new_tokens": 12}
+GREEDY: dict[str, Any] = {"do_sample": False, "max_new_tokens": 12}
 
 
 @pytest.fixture
@@ -33,11 +33,18 @@ def cached(model: Any, config: dict[str, Any]) -> Any:
         yield opened
 
 
+def tokens(cached: CachedModel, ids: torch.Tensor, **arguments: Any) -> torch.Tensor:
+    output = cached.generate(ids, **({"do_sample": False} | arguments))
+    assert isinstance(output, torch.Tensor)
+    return output
+
+
 def generate_cut_alike(model: Any, ids: torch.Tensor, full_tokens: int) -> torch.Tensor:
     """The model's own generate, without kvstore, after a first pass over the full blocks."""
     forward = Forward(model)
     cache = forward.new_cache()
-    forward.run(ids[:, :full_tokens], cache)
+    if full_tokens:
+        forward.run(ids[:, :full_tokens], cache)
     arguments = {forward.cache_argument: cache, "attention_mask": torch.ones_like(ids)}
     output: torch.Tensor = model.generate(ids, **arguments, **GREEDY)
     return output
@@ -65,16 +72,16 @@ def test_new_process_restores_what_another_one_stored(model: Any, config: dict[s
 
 
 @pytest.mark.parametrize("n_tokens", [1, 15, 16, 17, 32, 33, 100])
-def test_restored_generate_equals_plain_generate(cached: CachedModel, make_prompt: Prompt, n_tokens: int) -> None:
+def test_restored_generate_equals_plain_generate(
+    model: Any, cached: CachedModel, make_prompt: Prompt, n_tokens: int
+) -> None:
     ids = make_prompt(n_tokens)
     full_tokens = (n_tokens - 1) // BLOCK_TOKENS * BLOCK_TOKENS
-    expected = (
-        generate_cut_alike(cached.model, ids, full_tokens) if full_tokens else cached.model.generate(ids, **GREEDY)
-    )
+    expected = generate_cut_alike(model, ids, full_tokens)
 
-    cold = cached.generate(ids, **GREEDY)
+    cold = tokens(cached, ids, **GREEDY)
     assert cached.cached_tokens(ids) == full_tokens
-    restored = cached.generate(ids, **GREEDY)
+    restored = tokens(cached, ids, **GREEDY)
 
     assert torch.equal(cold, expected)
     assert torch.equal(restored, expected)
@@ -107,10 +114,10 @@ def test_shared_document_is_restored_under_another_question(cached: CachedModel,
 def test_generated_blocks_are_stored_only_on_request(cached: CachedModel, make_prompt: Prompt) -> None:
     """The next turn of a conversation starts with the answer of this one."""
     ids = make_prompt(20)
-    output = cached.generate(ids, do_sample=False, max_new_tokens=30)
+    output = tokens(cached, ids, max_new_tokens=30)
     assert cached.cached_tokens(output) == 16
 
-    again = cached.generate(ids, do_sample=False, max_new_tokens=30, store_generated=True)
+    again = tokens(cached, ids, max_new_tokens=30, store_generated=True)
 
     assert torch.equal(output, again)
     assert output.shape[1] == 50
@@ -119,7 +126,7 @@ def test_generated_blocks_are_stored_only_on_request(cached: CachedModel, make_p
 
 def test_generated_blocks_hold_the_kv_of_their_tokens(cached: CachedModel, make_prompt: Prompt) -> None:
     ids = make_prompt(20)
-    output = cached.generate(
+    output: Any = cached.generate(
         ids, do_sample=False, max_new_tokens=30, store_generated=True, return_dict_in_generate=True
     )
 
@@ -135,8 +142,8 @@ def test_padding_ids_inside_a_prompt_are_ordinary_tokens(build_model: Build, con
     with open_cache(model, config, block_tokens=BLOCK_TOKENS) as cached:
         expected = generate_cut_alike(model, ids, 32)
 
-        assert torch.equal(cached.generate(ids, **GREEDY), expected)
-        assert torch.equal(cached.generate(ids, **GREEDY), expected)
+        assert torch.equal(tokens(cached, ids, **GREEDY), expected)
+        assert torch.equal(tokens(cached, ids, **GREEDY), expected)
 
 
 def test_other_weights_see_nothing(model: Any, build_model: Build, config: dict[str, Any], make_prompt: Prompt) -> None:
@@ -149,15 +156,15 @@ def test_other_weights_see_nothing(model: Any, build_model: Build, config: dict[
         assert same.prefill(ids).restored_tokens == 32
 
 
-@pytest.mark.parametrize("apart", [{"salt": "tenant-2"}, {"adapter": "style@2"}])
+@pytest.mark.parametrize("apart", [("tenant-2", "style@1"), ("tenant-1", "style@2")])
 def test_salt_and_adapter_keep_blocks_apart(
-    model: Any, config: dict[str, Any], make_prompt: Prompt, apart: dict[str, str]
+    model: Any, config: dict[str, Any], make_prompt: Prompt, apart: tuple[str, str]
 ) -> None:
     ids = make_prompt(40)
     with open_cache(model, config, salt="tenant-1", adapter="style@1") as cached:
         cached.prefill(ids)
         assert cached.prefill(ids).restored_tokens == 32
-    with open_cache(model, config, **({"salt": "tenant-1", "adapter": "style@1"} | apart)) as other:
+    with open_cache(model, config, salt=apart[0], adapter=apart[1]) as other:
         assert other.prefill(ids).restored_tokens == 0
 
 

@@ -13,6 +13,10 @@ from kvstore_transformers.layout import blocks_of_cache, fill_cache, room_for_bl
 Prompt = Callable[..., torch.Tensor]
 
 
+def states(cache: Any) -> list[torch.Tensor]:
+    return [tensor for layer in cache.layers for tensor in (layer.keys, layer.values)]
+
+
 def same_bytes(left: torch.Tensor, right: torch.Tensor) -> bool:
     return torch.equal(left.contiguous().view(torch.uint8), right.contiguous().view(torch.uint8))
 
@@ -38,8 +42,8 @@ def test_block_element_is_the_cache_element(filled: Any) -> None:
 
     assert blocks.shape == (3, 2, 2, 8, 2, 8)
     for block, layer, kv, token, head in [(0, 0, 0, 0, 0), (2, 1, 1, 7, 1), (1, 0, 1, 3, 1), (2, 1, 0, 5, 0)]:
-        states = (filled.layers[layer].keys, filled.layers[layer].values)[kv]
-        assert same_bytes(blocks[block, layer, kv, token, head], states[0, head, (1 + block) * 8 + token])
+        expected = states(filled)[2 * layer + kv][0, head, (1 + block) * 8 + token]
+        assert same_bytes(blocks[block, layer, kv, token, head], expected)
 
 
 @pytest.mark.parametrize("block_tokens", [1, 5, 8, 40])
@@ -53,9 +57,8 @@ def test_round_trip_keeps_every_byte(model: Any, filled: Any, block_tokens: int)
     fill_cache(restored, room)
 
     assert restored.get_seq_length() == 40
-    for old, new in zip(filled.layers, restored.layers, strict=True):
-        assert same_bytes(old.keys, new.keys)
-        assert same_bytes(old.values, new.values)
+    for old, new in zip(states(filled), states(restored), strict=True):
+        assert same_bytes(old, new)
 
 
 def test_blocks_seen_in_the_models_order_share_its_memory(filled: Any) -> None:
@@ -71,7 +74,7 @@ def test_filling_copies_nothing(model: Any, filled: Any) -> None:
 
     fill_cache(cache, room)
 
-    assert cache.layers[1].values.untyped_storage().data_ptr() == room.untyped_storage().data_ptr()
+    assert states(cache)[3].untyped_storage().data_ptr() == room.untyped_storage().data_ptr()
 
 
 def test_empty_cache_has_no_spec(model: Any) -> None:

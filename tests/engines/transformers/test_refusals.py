@@ -23,7 +23,7 @@ def test_sliding_window_layers_are_refused_by_name() -> None:
         hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
         vocab_size=64, sliding_window=8,
     )  # fmt: skip
-    model = transformers.MistralForCausalLM(config).eval()
+    model = transformers.MistralForCausalLM(config).train(mode=False)
 
     with pytest.raises(NotImplementedError, match="layer 0 of the model cache is a DynamicSlidingWindowLayer"):
         identify_model(model)
@@ -43,7 +43,7 @@ def test_encoder_decoder_is_refused() -> None:
     config = transformers.T5Config(d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2, vocab_size=32)
 
     with pytest.raises(NotImplementedError, match="not a decoder-only causal language model"):
-        identify_model(transformers.T5ForConditionalGeneration(config).eval())
+        identify_model(transformers.T5ForConditionalGeneration(config).train(mode=False))
 
 
 def test_training_mode_is_refused(build_model: Build) -> None:
@@ -117,7 +117,7 @@ def test_arguments_of_generate_that_need_another_cache_are_refused(
 
 
 def test_beams_in_the_generation_config_are_refused_too(model: Any, make_prompt: Prompt) -> None:
-    config = transformers.GenerationConfig(num_beams=4)
+    config = transformers.GenerationConfig(num_beams=4)  # type: ignore[no-untyped-call]
 
     with open_cache(model, CONFIG) as cached, pytest.raises(ValueError, match="num_beams is 4"):
         cached.generate(make_prompt(4), generation_config=config)

@@ -261,11 +261,35 @@ def test_observers_get_events_in_batches_and_their_errors_hurt_nobody(
     registry.register(module, "observing")
     config = {"l1": {"capacity": "4MiB"}, "l2": [{"backend": name, "name": "mem"}]}
     with KVCache.open(config, spec=spec, namespace=namespace, registry=registry) as cache:
-        key = make_key(3)
+        key, absent = make_key(3), make_key(2, seed=1)
         cache.put(key, blocks_of(spec, 3))
         cache.flush(10)
+        cache.get(absent, blocks_of(spec, 2))
 
+    missed = [event for event in seen if event.kind == "miss"]
+    assert {digest for event in missed for digest in event.digests} == set(absent)
     assert [info.tiers for info in opened] == [("l1", "mem")]
     stored = [event for event in seen if event.kind == "stored"]
     assert {digest for event in stored for digest in event.digests} == set(key)
     assert {event.tier for event in stored} == {"mem"}
+
+
+def test_a_tier_for_hot_blocks_takes_them_at_their_second_use(
+    spec: BlockSpec, namespace: Namespace, make_key: MakeKey
+) -> None:
+    registry, name = doubles.register(doubles.CountingBackend)
+    config = {"l1": {"capacity": "8MiB"}, "l2": [{"backend": name, "name": "hot", "admit": "hot"}]}
+    with KVCache.open(config, spec=spec, namespace=namespace, registry=registry) as cache:
+        once, put_twice, read = make_key(3, seed=1), make_key(3, seed=2), make_key(3, seed=3)
+        for key in (once, put_twice, read):
+            cache.put(key, blocks_of(spec, 3))
+        cache.flush(10)
+        assert cache.stats().tiers[0].counters.stored == 0
+
+        cache.put(put_twice, blocks_of(spec, 3))
+        assert cache.get(read, torch.zeros_like(blocks_of(spec, 3))) == 3
+        cache.flush(10)
+
+        assert cache.stats().tiers[0].counters.stored == 6
+        present = cache._state.stack.tiers[0].tier.leading(once.kind, once.digests)  # type: ignore[union-attr]
+        assert present == 0

@@ -49,7 +49,7 @@ WRONG = {
     "duration-long": ('[defaults]\ndeadline = "2h"', ["defaults.deadline = '2h'", 'at most "1h"']),
     "choice": (
         TIER + 'admit = "hots"',
-        ["l2[0].admit = 'hots'", "did you mean 'hot'?", "one of 'all', 'evicted', 'hot'"],
+        ["l2[0].admit = 'hots'", "did you mean 'hot'?", "one of 'all', 'hot'"],
     ),
     "durability": (TIER + 'durability = "safe"', ["l2[0].durability = 'safe'", "'durable'"]),
     "workers": (TIER + "workers = 0", ["l2[0].workers = 0", "from 1 to 1024"]),

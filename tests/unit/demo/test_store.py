@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from kvstore.cli.demo.errors import DemoError
+from kvstore.cli.demo.errors import DemoSetupError
 from kvstore.cli.demo.store import empty_store
 
 
@@ -22,7 +22,7 @@ def test_own_folder_is_emptied_at_every_start(tmp_path: Path) -> None:
 def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("precious")
 
-    with pytest.raises(DemoError, match="was not made by `kvstore demo`"), empty_store(tmp_path):
+    with pytest.raises(DemoSetupError, match="was not made by `kvstore demo`"), empty_store(tmp_path):
         pass
 
     assert (tmp_path / "thesis.tex").read_text() == "precious"
@@ -31,7 +31,7 @@ def test_folder_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 def test_file_in_place_of_the_folder_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "store").write_text("precious")
 
-    with pytest.raises(DemoError, match="was not made by"), empty_store(tmp_path / "store"):
+    with pytest.raises(DemoSetupError, match="was not made by"), empty_store(tmp_path / "store"):
         pass
 
     assert (tmp_path / "store").read_text() == "precious"
@@ -52,7 +52,7 @@ def test_links_in_the_store_are_removed_and_not_followed(tmp_path: Path) -> None
 def test_two_demos_do_not_share_a_folder(tmp_path: Path) -> None:
     with (
         empty_store(tmp_path / "store"),
-        pytest.raises(DemoError, match="another `kvstore demo` is using"),
+        pytest.raises(DemoSetupError, match="another `kvstore demo` is using"),
         empty_store(tmp_path / "store"),
     ):
         pass

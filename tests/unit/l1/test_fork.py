@@ -59,7 +59,7 @@ SCRIPT = """
     assert lease.blocks == len(lease.tensors) == 4
     lease.release()
     assert l1.counters.pinned_blocks == 0 and l1.leading(key) == 4
-    assert len(reservation.commit()) == 1
+    assert reservation.commit() == 1
     print("ok")
 """
 

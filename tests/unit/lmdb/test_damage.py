@@ -108,7 +108,7 @@ def lock_directory(data: Path) -> None:
 @pytest.mark.parametrize("killed", [False, True], ids=["closed", "killed"])
 def test_no_damage_kills_the_process_or_stops_new_records(pristine: Path, tmp_path: Path, killed: bool) -> None:
     size = (pristine / "data.mdb").stat().st_size
-    rng = random.Random(7)  # noqa: S311 - reproducible damage
+    rng = random.Random(7)
     damages: dict[str, Callable[[Path], None]] = {
         f"cut-{n}": truncate(n)
         for n in [0, 1, 100, PAGE - 1, PAGE, PAGE + 1, 2 * PAGE, 65536, size // 2, size - 1, size - PAGE]
@@ -144,7 +144,7 @@ def test_no_damage_kills_the_process_or_stops_new_records(pristine: Path, tmp_pa
 def test_flipped_bytes_in_tree_pages_kill_nothing(pristine: Path, tmp_path: Path) -> None:
     data = (pristine / "data.mdb").read_bytes()
     trees = [p for p in range(2, len(data) // PAGE) if data[p * PAGE + 10] in {1, 2} and data[p * PAGE + 11] == 0]
-    rng = random.Random(3)  # noqa: S311 - reproducible damage
+    rng = random.Random(3)
     stores = []
     for i in range(40):
         at = rng.choice(trees) * PAGE + rng.choice([rng.randrange(200), rng.randrange(PAGE)])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,30 +10,27 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK, EXIT_USAGE
-from kvstore.cli.demo.errors import DemoError
+from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK
 from kvstore.cli.demo.facts import Computed, Outcome, Restored
 from kvstore.cli.demo.model import find_source, is_converted, model_folder
 from kvstore.cli.demo.options import DemoOptions, options_of
 from kvstore.cli.demo.processes import run_phase
 from kvstore.cli.demo.store import empty_store
+from kvstore.cli.output import print_json
 
 Say = Callable[[str], None]
 
 
 def run(args: argparse.Namespace) -> int:
-    """Run the demo and return an exit code: 0 green, 1 a check failed, 2 it cannot run.
+    """Run the demo and return an exit code: 0 green, 1 a check failed.
 
     Raises:
-        ConfigError: An option is out of range.
+        ConfigError: An option is out of range, or something that the demo needs is not installed.
+        DemoError: A process of the demo failed.
     """
     options = options_of(args)
-    try:
-        with empty_store(options.store) as store:
-            return _synthetic(options, store) if options.synthetic else _real(options, store)
-    except DemoError as e:
-        print(f"kvstore demo: {e}", file=sys.stderr)
-        return EXIT_USAGE
+    with empty_store(options.store) as store:
+        return _synthetic(options, store) if options.synthetic else _real(options, store)
 
 
 def _real(options: DemoOptions, store: Path) -> int:
@@ -83,7 +79,7 @@ def _print_json(outcome: Outcome, files: list[Path]) -> None:
         "checks": [asdict(check) for check in outcome.checks()],
         "files": [str(file) for file in files],
     }
-    print(json.dumps(document))
+    print_json(document)
 
 
 def _synthetic(options: DemoOptions, store: Path) -> int:
@@ -95,7 +91,7 @@ def _synthetic(options: DemoOptions, store: Path) -> int:
     with _spoken("run 2", options) as say:
         restored = run_phase("synthetic-restore", job, on_step=say)
     if options.as_json:
-        print(json.dumps({"put": put, "restored": restored, "checks": [asdict(c) for c in verdict(put, restored)]}))
+        print_json({"put": put, "restored": restored, "checks": [asdict(c) for c in verdict(put, restored)]})
     else:
         print("\n".join(synthetic_lines(put, restored)))
     return EXIT_OK if all(check.passed for check in verdict(put, restored)) else EXIT_FINDINGS
