@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from operator import itemgetter
 from typing import Final
 
 from xxhash import xxh3_64_intdigest
 
 from kvstore.blocks_memory import as_bytes, check_namespace, copy_bytes, segment_view
+from kvstore.blocks_plain import PlainRecords
 from kvstore.codec import Codec, OpenSegment
 from kvstore.errors import CorruptRecordError
 from kvstore.none_codec import NoneCodec, RawSegment
@@ -48,23 +49,30 @@ class OpenBlock:
     Borrows the record's memory until :meth:`write_into` has run; may be handed to another thread.
 
     Attributes:
-        head: The record's header.
         token_ids: The block's tokens as little-endian u32, or None when the record has none.
     """
 
-    __slots__ = ("_raw", "_segments", "head", "token_ids")
+    __slots__ = ("_head", "_nbytes", "_raw", "_segments", "token_ids")
 
     def __init__(
         self,
-        head: Head,
+        head: Head | memoryview,
         token_ids: bytes | None,
         raw: memoryview | None,
-        segments: list[tuple[SegmentGeometry, OpenSegment]],
+        segments: Sequence[tuple[SegmentGeometry, OpenSegment]],
     ) -> None:
-        self.head = head
+        self._head = head  # a record whose head nobody may ever ask for is not unpacked
         self.token_ids = token_ids
         self._raw = raw
         self._segments = segments
+        self._nbytes = len(raw) if raw is not None else sum(geometry.raw_bytes for geometry, _ in segments)
+
+    @property
+    def head(self) -> Head:
+        """The record's header."""
+        if isinstance(self._head, memoryview):
+            self._head = unpack_head(self._head)
+        return self._head
 
     @property
     def codec_id(self) -> int:
@@ -98,8 +106,8 @@ class OpenBlock:
             ValueError: ``out`` has the wrong length; nothing was written.
         """
         out = as_bytes(out)
-        if len(out) != self.head.raw_bytes:
-            msg = f"the block has {self.head.raw_bytes} bytes, the destination {len(out)}"
+        if len(out) != self._nbytes:
+            msg = f"the block has {self._nbytes} bytes, the destination {len(out)}"
             raise ValueError(msg)
         if self._raw is not None:
             copy_bytes(out, self._raw)
@@ -133,6 +141,7 @@ class BlockDecoder:
             *(spec.dtype_id, spec.layout_id, namespace, spec.fingerprint(), spec.block_tokens, spec.nbytes),
             *(_ZEROS_16, _ZEROS_16),
         )
+        self._plain = PlainRecords(spec, namespace)
         self._find_codec = codecs
         self._codecs: dict[int, Codec] = {}
 
@@ -151,6 +160,9 @@ class BlockDecoder:
                 record that this process is not equipped to read.
         """
         record = as_bytes(record)
+        payload = self._plain.payload(record, digest)
+        if payload is not None:
+            return OpenBlock(record, None, payload, ())
         head = unpack_head(record)
         # One comparison settles the usual record; anything else is examined step by step.
         usual = _constant_fields(head) == self._expected and self._has_expected_size(head, len(record))

@@ -7,7 +7,7 @@ from html import escape
 from pathlib import Path
 from typing import Final
 
-from kvstore.cli.demo.facts import Outcome
+from kvstore.cli.demo.facts import Outcome, Stored
 from kvstore.cli.demo.text import median_note, setup_rows, time_rows
 from kvstore.cli.output import ratio, size
 
@@ -28,26 +28,8 @@ code { overflow-wrap: anywhere; }
 
 def write_html(outcome: Outcome, path: Path) -> Path:
     """Write the report and return its path."""
-    first, stored = outcome.restored.answers[0], outcome.computed.stored
-    times = ratio(stored.raw_bytes, stored.stored_bytes)
+    first = outcome.restored.answers[0]
     machine = ", ".join(f"{name} {value}" for name, value in outcome.computed.machine.items())
-    checks = [
-        [
-            check.name,
-            f'<span class="{"yes" if check.passed else "no"}">{"yes" if check.passed else "NO"}</span>',
-            escape(check.detail),
-        ]
-        for check in outcome.checks()
-    ]
-    facts = [
-        ["blocks", f"{stored.blocks} of {stored.block_tokens} tokens"],
-        ["raw", size(stored.raw_bytes)],
-        [
-            "stored",
-            f"{size(stored.stored_bytes)}, codec {escape(stored.codec)}, {times} times smaller",
-        ],
-        ["where", f"<code>{escape(stored.path)}</code> (LMDB)"],
-    ]
     answers = "".join(
         f"<p>{escape(answer.question)}</p><blockquote>{escape(answer.text)}</blockquote>"
         for answer in outcome.restored.answers
@@ -58,9 +40,9 @@ def write_html(outcome: Outcome, path: Path) -> Path:
 <p>faster to the first token after a restart: {first.restored_tokens:,} of {first.prompt_tokens:,} prompt tokens were
 restored from disk by a new process, {first.computed_tokens:,} computed ({median_note(outcome)}).</p>
 {_bars(outcome)}
-<h2>Proofs</h2>{_table(checks, kind="words")}
+<h2>Proofs</h2>{_table(_proofs(outcome), kind="words")}
 <h2>Where the time went (ms)</h2>{_table(time_rows(outcome)[1:], time_rows(outcome)[0])}
-<h2>Stored</h2>{_table(facts, kind="words")}
+<h2>Stored</h2>{_table(_stored(outcome.computed.stored), kind="words")}
 <h2>Outside the times above (s)</h2>{_table(setup_rows(outcome)[1:], setup_rows(outcome)[0])}
 <h2>Answers of the second process</h2>{answers}
 <p><small>{escape(machine)}</small></p>
@@ -71,6 +53,24 @@ restored from disk by a new process, {first.computed_tokens:,} computed ({median
 """
     path.write_text(page, encoding="utf-8")
     return path
+
+
+def _proofs(outcome: Outcome) -> list[list[str]]:
+    rows = []
+    for check in outcome.checks():
+        word = '<span class="yes">yes</span>' if check.passed else '<span class="no">NO</span>'
+        rows.append([check.name, word, escape(check.detail)])
+    return rows
+
+
+def _stored(stored: Stored) -> list[list[str]]:
+    times = ratio(stored.raw_bytes, stored.stored_bytes)
+    return [
+        ["blocks", f"{stored.blocks} of {stored.block_tokens} tokens"],
+        ["raw", size(stored.raw_bytes)],
+        ["stored", f"{size(stored.stored_bytes)}, codec {escape(stored.codec)}, {times} times smaller"],
+        ["where", f"<code>{escape(stored.path)}</code> (LMDB)"],
+    ]
 
 
 def _bars(outcome: Outcome) -> str:

@@ -12,10 +12,10 @@ from kvstore_transformers.forward import Forward
 Prompt = Callable[..., torch.Tensor]
 
 
-class OlderLlama(transformers.LlamaForCausalLM):
+class OlderLlama(transformers.LlamaForCausalLM):  # type: ignore[no-untyped-call]  # a hook of transformers
     """The signature of models up to transformers 5.2x, without a way to ask for the last logits only."""
 
-    def forward(self, input_ids: Any, past_key_values: Any = None, use_cache: Any = None) -> Any:  # type: ignore[override]
+    def forward(self, input_ids: Any, past_key_values: Any = None, use_cache: Any = None) -> Any:
         name = "cache" if "cache" in transformers.LlamaForCausalLM.forward.__annotations__ else "past_key_values"
         arguments: Any = {name: past_key_values, "use_cache": use_cache}
         return super().forward(input_ids=input_ids, **arguments)
@@ -44,7 +44,8 @@ def test_cache_grows_by_each_piece(model: Any, make_prompt: Prompt) -> None:
 
 
 def test_older_name_of_the_cache_argument_works_too(model: Any, make_prompt: Prompt) -> None:
-    older: Any = OlderLlama(model.config).to(torch.bfloat16)
+    kind: Any = OlderLlama
+    older = kind(model.config).to(torch.bfloat16)
     older.load_state_dict(model.state_dict())
     forward, current = Forward(older.eval()), Forward(model)
     cache = forward.new_cache()
