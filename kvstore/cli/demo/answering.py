@@ -39,7 +39,7 @@ class Job:
         store: Folder of the store.
         tokens: Length of the first prompt, about.
         new_tokens: Tokens of an answer, at most.
-        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        dtype: ``bfloat16`` or ``float32``.
     """
 
     model: str
@@ -117,7 +117,7 @@ class _Session:
         transformers.utils.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         import_s = clock.lap()
         say("loading the model")
-        self.dtype = quickest_dtype() if job.dtype == "auto" else getattr(torch, job.dtype)
+        self.dtype = getattr(torch, job.dtype)
         model, self._tokenizer = smollm2.load(Path(job.model), self.dtype)
         load_s = clock.lap()
         identity = identify_model(model, block_tokens=_BLOCK_TOKENS)
@@ -250,22 +250,6 @@ def _first_token(result: PrefillResult) -> tuple[int, float]:
     """The greedy first token, and the seconds from prompt ids ready until it was known."""
     clock = _Clock()
     return int(result.logits.argmax()), result.timings.to_logits_s + clock.lap()
-
-
-def quickest_dtype() -> torch.dtype:
-    """bfloat16, unless this CPU multiplies float32 clearly faster (it has no bfloat16 instructions)."""
-    import torch
-
-    seconds = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        left, right = torch.ones((256, 576), dtype=dtype), torch.ones((576, 1536), dtype=dtype)
-        laps = []
-        for _ in range(5):
-            clock = _Clock()
-            left @ right
-            laps.append(clock.lap())
-        seconds[dtype] = min(laps)
-    return torch.bfloat16 if seconds[torch.bfloat16] < 1.2 * seconds[torch.float32] else torch.float32
 
 
 class _Clock:

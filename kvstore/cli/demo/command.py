@@ -47,7 +47,6 @@ def _real(options: DemoOptions, store: Path) -> int:
     }
     with _spoken("run 1", options) as say:
         computed = Computed.from_json(run_phase("compute", job, on_step=say))
-    job["dtype"] = computed.machine["dtype"]  # measured once: another answer in run 2 would be another namespace
     with _spoken("run 2", options) as say:
         restored = Restored.from_json(run_phase("restore", job, on_step=say))
     outcome = Outcome(computed, restored, options.min_ratio)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.cli.demo.facts import Outcome, Stored
-from kvstore.cli.demo.text import median_note, setup_rows, time_rows
+from kvstore.cli.demo.text import opening_note, setup_rows, time_rows
 from kvstore.cli.output import ratio, size
 
 _STYLE: Final = """
@@ -38,7 +38,7 @@ def write_html(outcome: Outcome, path: Path) -> Path:
 <h1>kvstore demo</h1>
 <p class="ratio">{outcome.ratio:.1f}x</p>
 <p>faster to the first token after a restart: {first.restored_tokens:,} of {first.prompt_tokens:,} prompt tokens were
-restored from disk by a new process, {first.computed_tokens:,} computed ({median_note(outcome)}).</p>
+restored from disk by a new process, {first.computed_tokens:,} computed ({opening_note(outcome)}).</p>
 {_bars(outcome)}
 <h2>Proofs</h2>{_table(_proofs(outcome), kind="words")}
 <h2>Where the time went (ms)</h2>{_table(time_rows(outcome)[1:], time_rows(outcome)[0])}

@@ -15,7 +15,7 @@ _SHORT_TOKENS: Final = 300
 _MIN_TOKENS: Final = 200  # the chat template, the first section of the document and a question
 _MAX_TOKENS: Final = 8000  # the model's context is 8,192
 _MIN_RATIO: Final = 10.0  # what kvstore promises for the default document
-_DTYPES: Final = ("auto", "bfloat16", "float32")
+_DTYPES: Final = ("bfloat16", "float32")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class DemoOptions:
         tokens: Length of the first prompt, about.
         new_tokens: Tokens of an answer, at most.
         min_ratio: How many times faster the restored run must be; 0 does not check.
-        dtype: ``auto``, ``bfloat16`` or ``float32``.
+        dtype: ``bfloat16``, the model's own, or ``float32``.
         report: Folder for the report.
         store: Folder for the demo's store.
         as_json: Print one JSON document instead of text.
@@ -48,7 +48,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--short", action="store_true", help=f"a document of {_SHORT_TOKENS} tokens and short answers")
     parser.add_argument("--synthetic", action="store_true", help="generated blocks instead of a model; a few seconds")
     parser.add_argument("--tokens", type=int, metavar="N", help=f"length of the prompt (default {_TOKENS})")
-    parser.add_argument("--dtype", choices=_DTYPES, default="auto", help="auto: the one this CPU multiplies fastest")
+    parser.add_argument(
+        "--dtype",
+        choices=_DTYPES,
+        default="bfloat16",
+        help="bfloat16 is the model's own (default); CPUs without bfloat16 instructions compute faster in float32",
+    )
     parser.add_argument(
         "--min-ratio",
         type=float,

@@ -93,4 +93,4 @@ def real_blocks() -> Callable[[str], list[tuple[BlockSpec, npt.NDArray[Any]]]]:
 
 @pytest.fixture
 def rng() -> random.Random:
-    return random.Random(11)  # noqa: S311 - reproducible on purpose
+    return random.Random(11)

@@ -68,7 +68,7 @@ def test_all_16_bit_patterns_in_random_order_come_back(trip: Any, codec_name: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("kv", [1, 2])
 @pytest.mark.parametrize("dtype", FLOATS_16)
-def test_the_planes_codecs_really_work_in_every_layout(  # noqa: PLR0917 - one axis each
+def test_the_planes_codecs_really_work_in_every_layout(
     trip: Any, rng: random.Random, planes_name: str, layout: str, kv: int, dtype: str
 ) -> None:
     spec = BlockSpec(layers=3, kv_heads=3, head_dim=24, block_tokens=16, dtype=dtype, layout=layout, kv=kv)

@@ -32,7 +32,7 @@ def outcome() -> Outcome:
         pid=11,
         setup=replace(SETUP, load_s=1.5),
         answers=[answer(1984, 0.5, [1, 2]), answer(1968, 0.8, [3])],
-        ttfts_s=[0.5, 0.4, 0.9],
+        ttfts_s=[0.5, 0.3, 0.4],
         recomputed=answer(0, 10.0, [1, 2]),
         kv_sha256="ab" * 32,
         recomputed_kv_sha256="ab" * 32,

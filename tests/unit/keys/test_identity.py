@@ -153,7 +153,7 @@ def test_digest_of_a_block_is_no_hash_of_its_block() -> None:
 
 def test_random_chains_never_share_a_name() -> None:
     """100,000 blocks that differ by few values: prefixes, order, sizes, salts."""
-    rng = random.Random(20240601)  # noqa: S311 - test data
+    rng = random.Random(20240601)
     names: set[tuple[int, bytes]] = set()
     made: set[tuple[Any, ...]] = set()
     while len(made) < 100_000:

@@ -31,7 +31,7 @@ class EngineError(Exception):
 class Worker(threading.Thread):
     def __init__(self, seed: int, l1: L1Cache, keys: list[list[bytes]], contents: dict[bytes, bytes]) -> None:
         super().__init__()
-        self.rng = random.Random(seed)  # noqa: S311 - chooses calls, no secrets
+        self.rng = random.Random(seed)
         self.l1, self.keys, self.contents = l1, keys, contents
         self.held: list[torch.Tensor] = []  # views of dropped leases
         self.held_digests: list[bytes] = []

@@ -1,4 +1,4 @@
-# ruff: noqa: ARG001, ARG002 - parameters are those of the contracts
+
 
 from __future__ import annotations
 

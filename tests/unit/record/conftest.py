@@ -119,7 +119,7 @@ class Bench:
     @staticmethod
     def raw(spec: BlockSpec = SPEC) -> bytes:
         """Words with few exponents, so that every codec pays."""
-        words = random.Random(5).randbytes(spec.nbytes)  # noqa: S311 - reproducible on purpose
+        words = random.Random(5).randbytes(spec.nbytes)
         return b"".join(bytes((words[i], 0x3F)) for i in range(0, len(words), 2))
 
     def record(self, raw: bytes, codec: str = "none", **meta: Any) -> bytes:
