@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, TypeVar, cast
 
@@ -70,7 +71,7 @@ class WorkerPool:
         self._size = size
         self._jobs: queue.SimpleQueue[Job[Any] | None] = queue.SimpleQueue()
         self._lock = threading.Lock()
-        self._threads = 0
+        self._threads: set[threading.Thread] = set()
         self._stuck: set[Job[Any]] = set()
         self._closed = False
 
@@ -110,13 +111,14 @@ class WorkerPool:
             if len(self._stuck) >= _STUCK_FACTOR * self._size:
                 msg = f"{self._name}: all {len(self._stuck)} threads wait for operations that do not end"
                 raise BackendUnavailableError(msg)
-            if self._threads - len(self._stuck) < self._size:
+            if len(self._threads) - len(self._stuck) < self._size:
                 self._start_thread()
         self._jobs.put(job)
 
     def _start_thread(self) -> None:
-        self._threads += 1
-        threading.Thread(target=self._work, name=self._name, daemon=True).start()
+        thread = threading.Thread(target=self._work, name=self._name, daemon=True)
+        self._threads.add(thread)
+        thread.start()
 
     def _note_stuck(self, job: Job[Any]) -> None:
         with self._lock:
@@ -129,18 +131,21 @@ class WorkerPool:
             with self._lock:
                 job.ended = True
                 self._stuck.discard(job)
-                if self._threads - len(self._stuck) > self._size:  # this one was replaced meanwhile
+                if len(self._threads) - len(self._stuck) > self._size:  # this one was replaced meanwhile
                     break
         with self._lock:
-            self._threads -= 1
+            self._threads.discard(threading.current_thread())
 
-    def close(self) -> None:
-        """Let idle threads end; stuck ones are daemons and end with the process."""
+    def close(self, timeout_s: float = 0.5) -> None:
+        """End the threads; those that are stuck are daemons and end with the process."""
+        deadline = time.monotonic() + timeout_s
         with self._lock:
             self._closed = True
-            threads = self._threads
-        for _ in range(threads):
+            threads = list(self._threads)
+        for _ in threads:
             self._jobs.put(None)
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
 
 
 def strided(n: int, shares: int) -> Sequence[range]:
