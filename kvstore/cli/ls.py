@@ -78,7 +78,7 @@ def add_to(commands: Subcommands) -> None:
             summary="list the records of a store",
             description=_DESCRIPTION,
             examples=(
-                ("kvstore ls ~/.cache/llm-kvstore/demo-store --limit 20", "twenty records of what the demo stored"),
+                ("kvstore ls ~/.cache/llm-kvstore/demo-store/lmdb --limit 20", "what the demo stored"),
                 ("kvstore ls --config kvstore.toml --tier lmdb", "all records of one tier"),
                 ("kvstore ls kvstore.toml --json | jq -r .digest", "one line per record, for programs"),
             ),

@@ -95,7 +95,7 @@ def add_to(commands: Subcommands) -> None:
             summary="sum up a store: records, bytes, codecs by namespace",
             description=_DESCRIPTION,
             examples=(
-                ("kvstore stat ~/.cache/llm-kvstore/demo-store", "what the demo stored"),
+                ("kvstore stat ~/.cache/llm-kvstore/demo-store/lmdb", "what the demo stored"),
                 ("kvstore stat --config kvstore.toml", "every tier of a config"),
                 ("kvstore stat kvstore.toml --json | jq '.[].usage'", "for programs"),
             ),

@@ -74,7 +74,7 @@ def add_to(commands: Subcommands) -> None:
             summary="check every record of a store",
             description=_DESCRIPTION,
             examples=(
-                ("kvstore verify ~/.cache/llm-kvstore/demo-store", "scrub what the demo stored"),
+                ("kvstore verify ~/.cache/llm-kvstore/demo-store/lmdb", "scrub what the demo stored"),
                 ("kvstore verify --config kvstore.toml --tier lmdb", "one tier of a config"),
                 ("kvstore verify kvstore.toml --drop-corrupt", "and drop what is damaged"),
             ),

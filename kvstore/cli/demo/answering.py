@@ -14,7 +14,7 @@ from kvstore.cli.demo import model as smollm2
 from kvstore.cli.demo.facts import Answer, Computed, Restored, Setup, Stored
 from kvstore.cli.demo.hashing import tensor_sha256
 from kvstore.cli.demo.prompts import QUESTIONS, document_text, fit_document, user_message
-from kvstore.cli.demo.store import CODEC, store_config
+from kvstore.cli.demo.store import CODEC, store_config, tier_folder
 
 if TYPE_CHECKING:
     import torch
@@ -66,7 +66,7 @@ def compute(job: Job, say: Say) -> dict[str, Any]:
         raw_bytes=counters.stored_raw_bytes,
         stored_bytes=counters.stored_bytes,
         codec=CODEC,
-        path=job.store,
+        path=str(tier_folder(Path(job.store))),
         flush_s=flush_s,
     )
     facts = Computed(os.getpid(), session.machine(), session.setup, answer, stored, session.kv_sha256(cache, n_blocks))

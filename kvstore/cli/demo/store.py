@@ -46,9 +46,14 @@ def empty_store(folder: Path) -> Iterator[Path]:
         yield folder
 
 
+def tier_folder(folder: Path) -> Path:
+    """Where the demo's LMDB tier lies; what `kvstore stat` and `kvstore verify` take."""
+    return folder / "lmdb"
+
+
 def store_config(folder: Path) -> dict[str, Any]:
     """A cache in front of an embedded LMDB file, as a user would write it in TOML."""
     return {
         "l1": {"capacity": "1GiB"},
-        "l2": [{"backend": "lmdb", "path": str(folder / "lmdb"), "capacity": "4GiB", "codec": CODEC}],
+        "l2": [{"backend": "lmdb", "path": str(tier_folder(folder)), "capacity": "4GiB", "codec": CODEC}],
     }

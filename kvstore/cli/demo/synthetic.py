@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cli.demo.facts import Check
 from kvstore.cli.demo.hashing import tensor_sha256
-from kvstore.cli.demo.store import CODEC, store_config
+from kvstore.cli.demo.store import CODEC, store_config, tier_folder
 from kvstore.cli.output import plural, ratio, size
 from kvstore.keys import KVCacheKey
 from kvstore.namespace import Namespace
@@ -71,7 +71,7 @@ def put(folder: Path, n_blocks: int, say: Say) -> dict[str, Any]:
         "memcpy_s": _memcpy_s(blocks),
         "raw_bytes": counters.stored_raw_bytes,
         "stored_bytes": counters.stored_bytes,
-        "path": str(folder),
+        "path": str(tier_folder(folder)),
         "sha256": tensor_sha256(blocks),
     }
 

@@ -25,7 +25,7 @@ def report_lines(outcome: Outcome, files: Sequence[Path]) -> list[str]:
     lines += [
         "",
         f"Stored: {stored.blocks} blocks of {stored.block_tokens} tokens, {sizes} ({codec})",
-        f"Where:  {stored.path} (LMDB)",
+        f"Where:  {stored.path} (LMDB; look into it: kvstore stat {stored.path})",
         f"With:   {', '.join(f'{name} {value}' for name, value in outcome.computed.machine.items())}",
         "",
     ]
