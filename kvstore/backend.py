@@ -96,14 +96,17 @@ class PutItem:
 
     Attributes:
         name: Stored name, 49 bytes from the core; anything from 1 to 255 bytes must work.
-        buffers: Gather list of C-contiguous byte buffers.  The first is the record's head, the
-            rest its payload.  They belong to the caller and stay unchanged until put_many returns.
+        buffers: Gather list of C-contiguous byte buffers, in the order of the record's bytes.  They
+            belong to the caller and stay unchanged until put_many returns.
         hint: Position and lifetime.
+        head_bytes: Length of the record's head (header and segment table), which a backend may
+            place apart from the payload; 0 when it is exactly the first buffer.
     """
 
     name: bytes
     buffers: Sequence[memoryview | bytes]
     hint: PutHint = field(default_factory=PutHint)
+    head_bytes: int = 0
 
     @property
     def nbytes(self) -> int:

@@ -139,8 +139,11 @@ class Writes:
         if l1 is None:
             return
         writes = self._writes(tier, key, [(i, l1.pool.payload(e.slot).data) for i, e in todo])
+        sole = len(self._stack.tiers) == 1  # otherwise two writers would fill one header page
         for write, (_, entry) in zip(writes, todo, strict=False):
             write.done = functools.partial(self._written, l1, tier.bit, entry)
+            if sole:
+                write.frame = l1.pool.frame(entry.slot)
         entries = [entry for _, entry in todo[: len(writes)]]
         l1.pin(entries)
         with self._stack.marks:

@@ -70,10 +70,12 @@ class CountingBackend(MemoryBackend):
     def __init__(self) -> None:
         super().__init__()
         self.put_names: list[bytes] = []
+        self.put_shapes: list[tuple[int, int]] = []  # buffers of each item, and its head_bytes
         self.touched: list[list[bytes]] = []
 
     def put_many(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
         self.put_names += [item.name for item in items]
+        self.put_shapes += [(len(item.buffers), item.head_bytes) for item in items]
         return super().put_many(items, call)
 
     def touch_many(self, names: Sequence[bytes]) -> None:

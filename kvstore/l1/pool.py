@@ -81,6 +81,10 @@ class SlabPool(BlockPool[npt.NDArray[np.uint8]]):
         self._check_open()
         return self._slab[slot * self.stride : (slot + 1) * self.stride].data
 
+    def frame(self, slot: int) -> memoryview:
+        """Return header page and block, which end together; ``HEADER_BYTES + block_bytes`` writable bytes."""
+        return self.view(slot)[: HEADER_BYTES + self.block_bytes]
+
     def copy_in(self, slot: int, source: torch.Tensor) -> None:
         """Copy ``source`` into the slot."""
         import torch

@@ -36,6 +36,8 @@ class Write:
         name: Stored name in the epoch of the put, so that a later ``clear`` leaves it unreachable.
         hint: Position for the backend.
         raw: The block's bytes; owned by L1 (pinned) or by this object, unchanged until ``done``.
+        frame: ``raw`` with writable bytes in front of it that belong to this write alone, so that a
+            raw record becomes one contiguous buffer; None when there are none.
         done: Called once with whether the tier now holds the block; it releases ``raw``.
     """
 
@@ -44,6 +46,7 @@ class Write:
     hint: PutHint
     raw: memoryview
     done: Callable[[bool], None]
+    frame: memoryview | None = None
     seq: int = 0
     released: bool = False
 
@@ -224,7 +227,7 @@ class Writer:
         try:
             records = [encoder.encode(w.raw, w.meta) for w in todo]
             # tail first: later items of a call are the more valuable ones on a medium that evicts
-            items = [PutItem(w.name, r.buffers, w.hint) for w, r in zip(todo, records, strict=True)][::-1]
+            items = [_item(w, r) for w, r in zip(todo, records, strict=True)][::-1]
             statuses = self._tier.put(items, call)[::-1]
             self._count(todo, records, statuses)
         finally:
@@ -250,3 +253,14 @@ class Writer:
             statuses = [PutStatus.EXISTS] * len(writes)
         for write, status in zip(writes, statuses, strict=True):
             write.release(stored=status in _OK)
+
+
+def _item(write: Write, record: EncodedRecord) -> PutItem:
+    """What the backend gets: one buffer where that is possible, which media that gather by copying like."""
+    head = record.buffers[0]
+    frame = write.frame
+    room = 0 if frame is None else frame.nbytes - write.raw.nbytes
+    if frame is None or len(record.buffers) != 2 or not record.stored_raw or len(head) > room:
+        return PutItem(write.name, record.buffers, write.hint)
+    frame[room - len(head) : room] = head
+    return PutItem(write.name, [frame[room - len(head) :]], write.hint, head_bytes=len(head))

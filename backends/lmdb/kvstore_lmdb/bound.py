@@ -63,6 +63,10 @@ class FileBound:
         if self._calm >= _FORGIVE and self._steps:
             self._calm, self._steps = 0, self._steps - 1
 
+    def spent(self) -> bool:
+        """Whether the file is at its bound, so that nothing should be written that can be left out."""
+        return self.near(1)
+
     def last_page(self) -> int:
         """Highest page in use, as of the last commit."""
         return int(self._environment.env.info()["last_pgno"])

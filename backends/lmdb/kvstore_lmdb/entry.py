@@ -40,7 +40,7 @@ class Entry:
         if head.nbytes >= _HEAD.size:
             magic, _, _, _, codec = _HEAD.unpack_from(head)
             codec_id = codec if magic == _MAGIC and codec < 1 << 15 else -1
-        return cls(sequence, nbytes, head.nbytes, codec_id)
+        return cls(sequence, nbytes, item.head_bytes or head.nbytes, codec_id)
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Entry:

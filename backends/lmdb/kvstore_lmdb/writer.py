@@ -166,7 +166,8 @@ class Writer:
                     self._store(txn, batch.items[i], Entry.of(batch.items[i], batch.sizes[i], sequence))
                     results[i] = PutStatus.STORED
                 sequence += 1
-            self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
+            if not self._bound.spent():
+                self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
         return results
 
     def _store(self, txn: Transaction, item: PutItem, entry: Entry) -> None:
@@ -214,9 +215,9 @@ class Writer:
                 sequence += 1
 
     def flush_touches(self) -> bool:
-        """Write one portion of queued uses; False when none is left."""
+        """Write one portion of queued uses; False when none is left, or no page to spare for them."""
         names = self._take_touches(_TOUCHES_ALONE)
-        if not names:
+        if not names or self._bound.spent():
             return False
         with self.environment.write_lock, self._env.begin(write=True) as txn:
             self._apply_touches(txn, names, self._next_sequence(txn))

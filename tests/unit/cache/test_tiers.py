@@ -293,3 +293,28 @@ def test_a_tier_for_hot_blocks_takes_them_at_their_second_use(
         assert cache.stats().tiers[0].counters.stored == 6
         present = cache._state.stack.tiers[0].tier.leading(once.kind, once.digests)  # type: ignore[union-attr]
         assert present == 0
+
+
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_a_raw_record_leaves_l1_as_one_buffer_when_only_one_tier_wants_it(
+    spec: BlockSpec, namespace: Namespace, make_key: MakeKey, tiers: int
+) -> None:
+    registry, names, backends = None, [], []
+    for _ in range(tiers):
+        backends.append(doubles.CountingBackend())
+        registry, name = doubles.register(lambda backend=backends[-1]: backend, registry)  # type: ignore[misc]
+        names.append(name)
+    config = {"l1": {"capacity": "4MiB"}, "l2": [{"backend": name, "codec": "none"} for name in names]}
+    key, blocks = make_key(3), blocks_of(spec, 3)
+    with KVCache.open(config, spec=spec, namespace=namespace, registry=registry) as cache:
+        cache.put(key, blocks)
+        cache.flush(10)
+        assert cache._state is not None
+        cache._state.stack.l1.clear()  # type: ignore[union-attr]
+        out = torch.zeros_like(blocks)
+        assert cache.get(key, out) == 3
+        assert same_bytes(out, blocks)
+
+    one_segment_head = 192 + 16
+    expected = (1, one_segment_head) if tiers == 1 else (2, 0)
+    assert [backend.put_shapes for backend in backends] == [[expected] * 3] * tiers
