@@ -88,7 +88,7 @@ class Bench:
         self.l1.unpin(entries)
 
     def acquire(self, _: int) -> None:
-        with Lease(self.l1, self.l1.pin_leading(self.digests), self.spec) as lease:
+        with Lease(self.l1, self.l1.pin_leading(self.digests)) as lease:
             for tensor, target in zip(lease.tensors, self.torch_targets, strict=True):
                 target.copy_(tensor)
 
@@ -105,7 +105,7 @@ class Bench:
         self.l1.unpin(self.l1.pin_leading(self.digests))
 
     def lease_overhead(self, _: int) -> None:
-        with Lease(self.l1, self.l1.pin_leading(self.digests), self.spec) as lease:
+        with Lease(self.l1, self.l1.pin_leading(self.digests)) as lease:
             if len(lease.tensors) != self.n_blocks:
                 raise SystemExit("blocks were evicted although the pool has room for all of them")
 

@@ -191,7 +191,7 @@ class KVCache:
         """
         state = self._use(key)
         l1 = self._l1(state, "acquire")
-        return Lease(l1, state.loads.pin(key), self.spec)
+        return Lease(l1, state.loads.pin(key))
 
     def prefetch(self, key: KVCacheKey) -> Future[int]:
         """Load the available prefix of ``key`` into L1 in the background.

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from kvstore.backend import BackendContext
+from kvstore.counting import Counting
 from kvstore.errors import BackendError, KVStoreError
 from kvstore.events import CacheEvent, EventKind
 from kvstore.l1.cache import L1Cache
@@ -19,7 +20,7 @@ from kvstore.l2.shelf import CodecShelf
 from kvstore.l2.tier import Tier, TierSettings
 from kvstore.l2.writer import Writer
 from kvstore.seen import SeenOnce
-from kvstore.stats import CacheCounting, Health, Stats, TierHealth, TierStats
+from kvstore.stats import CacheCounters, Health, Stats, TierHealth, TierStats
 
 if TYPE_CHECKING:
     from kvstore.config import Config, TierConfig
@@ -90,7 +91,7 @@ class Stack:
         self.config = config
         self.identity = identity
         self.registry = registry
-        self.counters = CacheCounting()
+        self.counters = Counting(CacheCounters())
         self.seen = SeenOnce()
         """Blocks that a tier delivered once; the second time they are promoted into L1."""
         self.put_once = SeenOnce()

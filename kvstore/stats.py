@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -32,25 +31,6 @@ class CacheCounters:
     promoted: int = 0
     deleted: int = 0
     clears: int = 0
-
-
-class CacheCounting:
-    """A :class:`CacheCounters` that many threads may add to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values = CacheCounters()
-
-    def add(self, **amounts: int) -> None:
-        """Add to several counters at once, so that sums stay consistent."""
-        with self._lock:
-            for name, amount in amounts.items():
-                setattr(self._values, name, getattr(self._values, name) + amount)
-
-    def snapshot(self) -> CacheCounters:
-        """A consistent copy."""
-        with self._lock:
-            return dataclasses.replace(self._values)
 
 
 @dataclass(frozen=True, slots=True)

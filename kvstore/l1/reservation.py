@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from kvstore.errors import ClosedError
-from kvstore.l1.cache import L1Cache
 from kvstore.l1.entry import Entry
-from kvstore.l1.holding import ABANDONED, RELEASED
+from kvstore.l1.held_blocks import HeldBlocks
 from kvstore.l1.index import BlockId
-from kvstore.l1.views import guarded_tensors
 
 if TYPE_CHECKING:
     import torch
 
+    from kvstore.l1.cache import L1Cache
 
-class Reservation:
+
+class Reservation(HeldBlocks):
     """Slots to compute blocks into, so that a put copies nothing.
 
     Nobody else sees the blocks before :meth:`commit`.  Leaving the ``with`` block without commit
@@ -42,19 +39,9 @@ class Reservation:
         *,
         on_commit: Callable[[list[Entry]], None] | None = None,
     ) -> None:
-        self._l1 = l1
+        super().__init__(l1, slots, slots)
         self._items = list(items[: len(slots)])
-        self._slots = list(slots)
         self._on_commit = on_commit
-        self._tensors: tuple[torch.Tensor, ...] | None = None
-        self._ended = False
-        self._pid = os.getpid()
-        self._holding = l1.hold(slots)
-
-    @property
-    def blocks(self) -> int:
-        """Number of blocks there was room for; a prefix of what was asked for."""
-        return len(self._slots)
 
     @property
     def tensors(self) -> tuple[torch.Tensor, ...]:
@@ -63,10 +50,7 @@ class Reservation:
         Raises:
             ClosedError: The reservation was committed or discarded, or came over a fork.
         """
-        self._check_live()
-        if self._tensors is None:
-            self._tensors = guarded_tensors(self._l1.pool, self._slots, self._l1.spec, self._holding)
-        return self._tensors
+        return self._views()
 
     def commit(self, n_blocks: int | None = None) -> int:
         """Publish the first ``n_blocks`` blocks (all by default) and discard the rest.
@@ -98,33 +82,5 @@ class Reservation:
             self._l1.unpin(entries)
         return len(entries)
 
-    def release(self) -> None:
-        """Discard what was not committed; idempotent, never blocks, safe in finalizers."""
-        if self._ended:
-            return
-        self._ended = True
-        self._holding.drop(RELEASED)
-        self._l1.tidy()
-        self._tensors = None
-
-    def __len__(self) -> int:
-        return len(self._slots)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.release()
-
-    def __del__(self) -> None:
-        holding = getattr(self, "_holding", None)
-        if holding is not None and self._tensors is None and not self._ended:
-            holding.drop(ABANDONED)
-
-    def _check_live(self) -> None:
-        if self._ended or os.getpid() != self._pid:
-            reason = "was committed or discarded" if self._ended else "came over a fork"
-            msg = f"this reservation {reason}; allocate again"
-            raise ClosedError(msg)
+    def _gone(self, reason: str) -> str:
+        return f"this reservation {reason or 'was committed or discarded'}; allocate again"

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import threading
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 
 @dataclass(slots=True)
@@ -32,22 +31,3 @@ class TierCounters:
     rejected_by_breaker: int = 0
     late: int = 0
     evicted: int = 0
-
-
-class Counters:
-    """A :class:`TierCounters` that many threads may add to."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._values = TierCounters()
-
-    def add(self, **amounts: int) -> None:
-        """Add to several counters at once, so that sums stay consistent."""
-        with self._lock:
-            for name, amount in amounts.items():
-                setattr(self._values, name, getattr(self._values, name) + amount)
-
-    def snapshot(self) -> TierCounters:
-        """A consistent copy."""
-        with self._lock:
-            return TierCounters(**{f.name: getattr(self._values, f.name) for f in fields(TierCounters)})

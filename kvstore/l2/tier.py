@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
 from kvstore.backend import Backend, Capability, PutItem, Receive, Usage
+from kvstore.counting import Counting
 from kvstore.errors import (
     BackendError,
     BackendPermissionError,
@@ -20,7 +21,7 @@ from kvstore.errors import (
     PluginError,
 )
 from kvstore.l2.breaker import Breaker
-from kvstore.l2.counters import Counters
+from kvstore.l2.counters import TierCounters
 from kvstore.l2.workers import Job, WorkerPool
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
 
@@ -83,7 +84,7 @@ class Tier:
     def __init__(self, settings: TierSettings, backend: Backend) -> None:
         self.settings = settings
         self.backend = backend
-        self.counters = Counters()
+        self.counters = Counting(TierCounters())
         # a medium that cannot write may well be read, so each side is suspended on its own
         self._breakers = {writes: Breaker(self._side(writes), on_change=self._changed) for writes in (False, True)}
         self.bit = 1 << settings.index

@@ -21,6 +21,7 @@ FLOORS: Final[dict[str, int]] = {
     "kvstore.codec": 2,
     "kvstore.eviction": 2,
     "kvstore.events": 2,
+    "kvstore.counting": 0,
     "kvstore.blocks_memory": 2,
     "kvstore.blocks_plain": 2,
     "kvstore.none_codec": 2,

@@ -20,7 +20,7 @@ SCRIPT = """
     l1 = L1Cache(spec, 8 * 8192, lambda _: LruPolicy())
     key = [bytes([i]) * 32 for i in range(4)]
     entries = l1.publish([(d, None) for d in key], l1.reserve(4), pins=1)
-    lease = Lease(l1, entries, spec)
+    lease = Lease(l1, entries)
     tensors = lease.tensors
     reservation = Reservation(l1, [(b"r" * 32, None)], l1.reserve(1))
 

@@ -88,13 +88,13 @@ class Worker(threading.Thread):
             self.l1.unpin(entries)
 
     def lease(self, key: list[bytes]) -> None:
-        with Lease(self.l1, self.l1.pin_leading(key), SPEC) as lease:
+        with Lease(self.l1, self.l1.pin_leading(key)) as lease:
             self.fail_sometimes()
             for digest, tensor in zip(key, lease.tensors, strict=False):
                 self.check(digest, tensor.view(torch.uint8).numpy().tobytes())
 
     def drop_lease(self, key: list[bytes]) -> None:
-        tensors = Lease(self.l1, self.l1.pin_leading(key), SPEC).tensors
+        tensors = Lease(self.l1, self.l1.pin_leading(key)).tensors
         if tensors:
             i = self.rng.randrange(len(tensors))
             self.verify_held()

@@ -27,7 +27,7 @@ def as_bytes(tensor: torch.Tensor) -> bytes:
 
 
 def acquire(l1: L1Cache, key: list[bytes]) -> Lease:
-    return Lease(l1, l1.pin_leading(key), l1.spec)
+    return Lease(l1, l1.pin_leading(key))
 
 
 def test_tensors_are_the_blocks_bit_for_bit_and_zero_copy(
@@ -55,7 +55,7 @@ def test_every_dtype_is_viewed_in_place(dtype: str, chain: Chain) -> None:
     block = np.random.default_rng(1).integers(0, 256, spec.nbytes, np.uint8)
     slots = l1.reserve(1)
     l1.pool.payload(slots[0])[:] = block
-    with Lease(l1, l1.publish([(chain("a", 1)[0], None)], slots, pins=1), spec) as lease:
+    with Lease(l1, l1.publish([(chain("a", 1)[0], None)], slots, pins=1)) as lease:
         (tensor,) = lease.tensors
         assert tuple(tensor.shape) == spec.shape
         assert tensor.dtype is spec.torch_dtype()
@@ -237,7 +237,7 @@ def test_real_kv_blocks_are_leased_bit_for_bit(chain: Chain) -> None:
     l1 = L1Cache(spec, spec.nbytes + 8192, lambda _: PrefixLruPolicy())
     slots = l1.reserve(1)
     l1.pool.payload(slots[0])[:] = block.reshape(-1)
-    with Lease(l1, l1.publish([(chain("a", 1)[0], None)], slots, pins=1), spec) as lease:
+    with Lease(l1, l1.publish([(chain("a", 1)[0], None)], slots, pins=1)) as lease:
         assert lease.tensors[0].dtype is torch.float8_e4m3fn
         assert as_bytes(lease.tensors[0]) == block.tobytes()
     l1.close()
