@@ -75,6 +75,11 @@ class OpenBlock:
         return self._head
 
     @property
+    def is_raw(self) -> bool:
+        """Whether the block is stored as it is, so that writing it is one copy."""
+        return self._raw is not None
+
+    @property
     def codec_id(self) -> int:
         """Codec the record was stored with; 0 for raw."""
         return self.head.codec_id

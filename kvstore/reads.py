@@ -121,7 +121,10 @@ class Reads:
             l1.unpin(entries)
 
     def _get_tier(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
-        if open_tier.tier.direct:
+        tier = open_tier.tier
+        # Decoding in several threads and then copying beats decoding here; a raw block is one copy from here.
+        shared = tier.decoding and tier.shares((len(key) - start) * self._stack.identity.spec.nbytes)
+        if tier.direct and not shared:
             return self._get_direct(open_tier, key, rows, start, until)
         done = start
         for fetched in self._loads.fetch(open_tier, key, start, until):

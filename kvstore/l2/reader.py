@@ -48,6 +48,7 @@ class _Receiver:
     def __init__(
         self, reader: TierReader, names: Sequence[bytes], digests: Sequence[bytes], sink: Sink, call: Call
     ) -> None:
+        self._tier = reader.tier
         self._decoder = reader.shelf.decoder()
         self._names = names
         self._digests = digests
@@ -67,6 +68,7 @@ class _Receiver:
                 self._call.cancel()
             return
         self._sink(i, block)
+        self._tier.decoding = not block.is_raw
         self._decoder.recycle()
         self.delivered.add(i)
 
@@ -92,13 +94,15 @@ class TierReader:
         With ``call.leading_only`` the sink gets the leading run only: nothing after the first
         block that is absent or fails verification.
         """
-        return self._read(kind, digests, sink, call)
+        return self._read(kind, digests, sink, call, in_worker=False)
 
     def pooled(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
         """Read in the tier's threads into ``landing`` buffers, waiting at most the deadline."""
         return self._read_shared(kind, digests, landing, call)
 
-    def _read(self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call) -> list[BlockStatus]:
+    def _read(
+        self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call, *, in_worker: bool
+    ) -> list[BlockStatus]:
         """Read in the current thread; what was verified counts, even if the backend fails afterwards."""
         n = len(digests)
         names = self.tier.guarded("epoch", lambda: self.tier.names(kind, digests))
@@ -106,7 +110,7 @@ class TierReader:
             return [BlockStatus.UNAVAILABLE] * n
         receiver = _Receiver(self, names, digests, sink, call)
         said = self.tier.guarded("get_many", lambda: self.tier.read(names, receiver, call))
-        self._condemn(receiver)
+        self._condemn(receiver, in_worker=in_worker)
         return [receiver.status(i, s) for i, s in enumerate(said or [ReadStatus.UNAVAILABLE] * n)]
 
     def _read_shared(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
@@ -154,11 +158,11 @@ class TierReader:
             self.tier.counters.add(late=len(arrived))
             landing.settle(share, arrived)
 
-        job: Job[list[BlockStatus]] = Job(lambda: self._read(kind, part, sink, call), late)
+        job: Job[list[BlockStatus]] = Job(lambda: self._read(kind, part, sink, call, in_worker=True), late)
         self.tier.workers.submit(job)
         return job
 
-    def _condemn(self, receiver: _Receiver) -> None:
+    def _condemn(self, receiver: _Receiver, *, in_worker: bool) -> None:
         """Count and drop records that failed verification, so that they are not offered again."""
         for bad in receiver.bad.values():
             if bad.error.reason == "key":
@@ -168,10 +172,7 @@ class TierReader:
             else:
                 self.tier.counters.add(corrupt=1)
             self.tier.emit("corrupt", (bad.name[-32:],), bad.error.reason)
-            if self.tier.direct:  # the calling thread must not wait for a writer
-                self.tier.discard(bad.name, bad.header_checksum)
-            else:
-                self.tier.backend.discard(bad.name, bad.header_checksum)
+            self.tier.discard(bad.name, bad.header_checksum, in_worker=in_worker)
 
 
 class Landing:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import logging
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -46,8 +47,8 @@ _FAILURES: Final[dict[ReadStatus | PutStatus, type[BackendError]]] = {
 """Statuses that mean the medium failed; when nothing of a call went well they count like an error."""
 
 _WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
-_DIRECT_WORKERS: Final = 1  # for what a caller must not do itself, such as deletes
-_POOLED_WORKERS: Final = 4  # 2-4 threads saturate a local disk
+_WORKERS: Final = 4  # 2-4 threads saturate a local disk
+_PARALLEL_BYTES: Final = 4 << 20  # 4 MiB: half a millisecond of verifying, several hand-offs to a thread
 
 
 def name_prefix(namespace: bytes, epoch: bytes) -> bytes:
@@ -90,8 +91,10 @@ class Tier:
         self.bit = 1 << settings.index
         """This tier's bit in an L1 entry's ``stored`` and ``pending`` masks."""
         self.direct = bool(backend.capabilities & Capability.CALLER_READS)
-        default = _DIRECT_WORKERS if self.direct else _POOLED_WORKERS
+        default = min(_WORKERS, os.cpu_count() or 1) if self.direct else _WORKERS
         self.workers = WorkerPool(f"kvstore-{settings.name}", settings.config.workers or default)
+        self.decoding = False
+        """Whether the newest record that was read had to be decoded; steers a preference only."""
         self._named: tuple[bytes, bytes] | None = None  # (epoch, name prefix), replaced as one
         self.read_only = False
 
@@ -146,6 +149,13 @@ class Tier:
     def last_error(self) -> str:
         """The newest failure that no success has followed; empty when all is well."""
         return self._breakers[False].last_error or self._breakers[True].last_error
+
+    def shares(self, nbytes: int) -> bool:
+        """Whether reading ``nbytes`` into the cache's own memory is worth several threads.
+
+        Always for media that callers must not wait for; for others when there is enough to do.
+        """
+        return not self.direct or (self.workers.size > 1 and nbytes >= _PARALLEL_BYTES)
 
     def in_worker(self, fn: Callable[[], T], call: Call) -> T:
         """Run something that may block in the tier's own threads, bounded by the call's deadline."""
@@ -246,10 +256,14 @@ class Tier:
         self.read_only = PutStatus.READ_ONLY in statuses
         return statuses
 
-    def discard(self, name: bytes, header_checksum: int) -> None:
-        """Drop a record that failed verification."""
+    def discard(self, name: bytes, header_checksum: int, *, in_worker: bool) -> None:
+        """Drop a record that failed verification; a caller's thread does not wait for a writer."""
+
+        def drop() -> None:
+            self.backend.discard(name, header_checksum)
+
         call = self.call()
-        self.guarded("discard", lambda: self.in_worker(lambda: self.backend.discard(name, header_checksum), call))
+        self.guarded("discard", drop if in_worker else lambda: self.in_worker(drop, call))
 
     def touch(self, kind: int, digests: Sequence[bytes]) -> None:
         """Note one use of blocks given in key order; lossy, and never waits for a slow medium."""

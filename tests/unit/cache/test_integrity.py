@@ -236,3 +236,41 @@ def test_a_strided_destination_is_filled_by_its_content(rig: Rig, spec: BlockSpe
 
     assert same_bytes(room[:, 1].contiguous(), blocks)
     assert not room[:, 0].any()
+
+
+@pytest.mark.parametrize("codec", ["none", "planes"])
+def test_large_reads_in_several_threads_stop_at_a_bad_block(
+    spec: BlockSpec, namespace: Namespace, make_key: MakeKey, codec: str
+) -> None:
+    backend = MemoryBackend()
+    registry, name = doubles.register(lambda: backend)
+    n = 160  # 5 MiB, more than a single thread is left with
+    config = {
+        "l1": {"capacity": "16MiB"},
+        "l2": [{"backend": name, "codec": codec, "workers": 3, "queue": "16MiB"}],
+    }
+    key = make_key(n)
+    gauss = torch.randn((n, *spec.shape), generator=torch.Generator().manual_seed(2)).to(torch.bfloat16)
+    with KVCache.open(config, spec=spec, namespace=namespace, registry=registry) as cache:
+        cache.put(key, gauss)
+        cache.flush(20)
+        assert cache._state is not None
+        l1, tier = cache._state.stack.l1, cache._state.stack.tiers[0].tier
+        assert l1 is not None
+        l1.clear()
+        with cache.acquire(key) as lease:
+            assert all(same_bytes(t, b) for t, b in zip(lease.tensors, gauss, strict=True))
+        assert len(tier.workers._threads) == 3
+        assert tier.decoding == (codec != "none")
+        l1.clear()
+        bad = next(stored for stored in backend._records if stored.endswith(key[100]))
+        data = bytearray(backend._records[bad][0])
+        data[-1] ^= 1
+        backend._records[bad] = (bytes(data), 0.0)
+        out = torch.full_like(gauss, 7.0)
+
+        assert cache.get(key, out) == 100
+        assert same_bytes(out[:100], gauss[:100])
+        assert same_bytes(out[100:], torch.full_like(gauss[100:], 7.0))
+        assert cache.acquire(key).blocks == 100
+        assert cache.stats().tiers[0].counters.corrupt == 1
