@@ -85,7 +85,9 @@ class TierConfig:
     )
     required: bool = option(default=True, doc="Refuse to open the cache when this tier cannot be opened.")
     queue: ByteSize | None = option(None, doc="Blocks waiting to be written; a quarter of L1 if not given.")
-    workers: int | None = option(None, doc="Threads that read from this tier; 4 if not given, for LMDB and memory at most one per core.")
+    workers: int | None = option(
+        None, doc="Threads that read from this tier; 4 if not given, for LMDB and memory at most one per core."
+    )
     durability: Durability = option("cache", doc="cache may lose the newest blocks on power loss, durable may not.")
     # Not in repr: options may hold secrets.
     options: Any = field(default_factory=dict, repr=False)
