@@ -211,7 +211,7 @@ class Loads:
         digests = key.digests[indices.start : indices.stop]
         landing = _SlotLanding(self._stack, tier.bit, lineage(key, indices))
         call = tier.call(until, leading_only=True)
-        if not tier.shares(len(indices) * self._stack.identity.spec.nbytes):
+        if not tier.shares(len(indices), self._stack.identity.spec.nbytes):
 
             def sink(i: int, block: OpenBlock) -> None:
                 block.write_into(landing.buffer(i))

@@ -123,7 +123,7 @@ class Reads:
     def _get_tier(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
         tier = open_tier.tier
         # Decoding in several threads and then copying beats decoding here; a raw block is one copy from here.
-        shared = tier.decoding and tier.shares((len(key) - start) * self._stack.identity.spec.nbytes)
+        shared = tier.decoding and tier.shares(len(key) - start, self._stack.identity.spec.nbytes)
         if tier.direct and not shared:
             return self._get_direct(open_tier, key, rows, start, until)
         done = start

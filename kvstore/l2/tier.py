@@ -48,7 +48,8 @@ _FAILURES: Final[dict[ReadStatus | PutStatus, type[BackendError]]] = {
 
 _WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
 _WORKERS: Final = 4  # 2-4 threads saturate a local disk
-_PARALLEL_BYTES: Final = 4 << 20  # 4 MiB: half a millisecond of verifying, several hand-offs to a thread
+_SHARED_BYTES: Final = 4 << 20  # 4 MiB: half a millisecond of verifying, several hand-offs to a thread
+_SHARED_BLOCK_BYTES: Final = 128 << 10  # smaller blocks spend their time in the interpreter, one thread at a time
 
 
 def name_prefix(namespace: bytes, epoch: bytes) -> bytes:
@@ -150,12 +151,15 @@ class Tier:
         """The newest failure that no success has followed; empty when all is well."""
         return self._breakers[False].last_error or self._breakers[True].last_error
 
-    def shares(self, nbytes: int) -> bool:
-        """Whether reading ``nbytes`` into the cache's own memory is worth several threads.
+    def shares(self, blocks: int, block_bytes: int) -> bool:
+        """Whether reading blocks into the cache's own memory is worth several threads.
 
         Always for media that callers must not wait for; for others when there is enough to do.
         """
-        return not self.direct or (self.workers.size > 1 and nbytes >= _PARALLEL_BYTES)
+        if not self.direct:
+            return True
+        large = block_bytes >= _SHARED_BLOCK_BYTES and blocks * block_bytes >= _SHARED_BYTES
+        return large and self.workers.size > 1
 
     def in_worker(self, fn: Callable[[], T], call: Call) -> T:
         """Run something that may block in the tier's own threads, bounded by the call's deadline."""

@@ -240,11 +240,12 @@ def test_a_strided_destination_is_filled_by_its_content(rig: Rig, spec: BlockSpe
 
 @pytest.mark.parametrize("codec", ["none", "planes"])
 def test_large_reads_in_several_threads_stop_at_a_bad_block(
-    spec: BlockSpec, namespace: Namespace, make_key: MakeKey, codec: str
+    namespace: Namespace, make_key: MakeKey, codec: str
 ) -> None:
     backend = MemoryBackend()
     registry, name = doubles.register(lambda: backend)
-    n = 160  # 5 MiB, more than a single thread is left with
+    spec = BlockSpec(layers=16, kv_heads=2, head_dim=64, block_tokens=16, dtype="bfloat16")
+    n = 48  # 6 MiB in blocks of 128 KiB, more than a single thread is left with
     config = {
         "l1": {"capacity": "16MiB"},
         "l2": [{"backend": name, "codec": codec, "workers": 3, "queue": "16MiB"}],
@@ -263,14 +264,14 @@ def test_large_reads_in_several_threads_stop_at_a_bad_block(
         assert len(tier.workers._threads) == 3
         assert tier.decoding == (codec != "none")
         l1.clear()
-        bad = next(stored for stored in backend._records if stored.endswith(key[100]))
+        bad = next(stored for stored in backend._records if stored.endswith(key[30]))
         data = bytearray(backend._records[bad][0])
         data[-1] ^= 1
         backend._records[bad] = (bytes(data), 0.0)
         out = torch.full_like(gauss, 7.0)
 
-        assert cache.get(key, out) == 100
-        assert same_bytes(out[:100], gauss[:100])
-        assert same_bytes(out[100:], torch.full_like(gauss[100:], 7.0))
-        assert cache.acquire(key).blocks == 100
+        assert cache.get(key, out) == 30
+        assert same_bytes(out[:30], gauss[:30])
+        assert same_bytes(out[30:], torch.full_like(gauss[30:], 7.0))
+        assert cache.acquire(key).blocks == 30
         assert cache.stats().tiers[0].counters.corrupt == 1
