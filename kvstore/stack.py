@@ -297,6 +297,6 @@ def _health_of(tier: Tier) -> TierHealth:
         return TierHealth("down", tier.last_error)
     if tier.last_error:
         return TierHealth("degraded", tier.last_error)
-    if tier.read_only:
-        return TierHealth("degraded", "the medium is read-only; nothing is stored")
+    if tier.refusal:
+        return TierHealth("degraded", f"nothing is stored: {tier.refusal}")
     return TierHealth("ok")

@@ -6,6 +6,7 @@ import functools
 import hashlib
 import logging
 import os
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
@@ -47,6 +48,7 @@ _FAILURES: Final[dict[ReadStatus | PutStatus, type[BackendError]]] = {
 """Statuses that mean the medium failed; when nothing of a call went well they count like an error."""
 
 _WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
+_LOG_INTERVAL_S: Final = 60.0
 _WORKERS: Final = 4  # 2-4 threads saturate a local disk
 _SHARED_BYTES: Final = 4 << 20  # 4 MiB: half a millisecond of verifying, several hand-offs to a thread
 _SHARED_BLOCK_BYTES: Final = 128 << 10  # smaller blocks spend their time in the interpreter, one thread at a time
@@ -97,7 +99,9 @@ class Tier:
         self.decoding = False
         """Whether the newest record that was read had to be decoded; steers a preference only."""
         self._named: tuple[bytes, bytes] | None = None  # (epoch, name prefix), replaced as one
-        self.read_only = False
+        self.refusal = ""
+        """Why the newest put stored nothing, such as ``full`` or ``read_only``; empty when it did."""
+        self._refusal_logged_at = float("-inf")
 
     @property
     def name(self) -> str:
@@ -257,8 +261,15 @@ class Tier:
         statuses = self.guarded("put_many", store)
         if statuses is None:
             return [PutStatus.UNAVAILABLE] * len(items)
-        self.read_only = PutStatus.READ_ONLY in statuses
+        self._note_refusal("" if _STORED.intersection(statuses) else statuses[0].value if statuses else "")
         return statuses
+
+    def _note_refusal(self, reason: str) -> None:
+        """Remember whether the medium stores at all; says so when that changes, at most once a minute."""
+        if reason and not self.refusal and time.monotonic() - self._refusal_logged_at >= _LOG_INTERVAL_S:
+            self._refusal_logged_at = time.monotonic()
+            logger.warning("tier %r stores nothing (%s); puts are refused and counted", self.name, reason)
+        self.refusal = reason
 
     def discard(self, name: bytes, header_checksum: int, *, in_worker: bool) -> None:
         """Drop a record that failed verification; a caller's thread does not wait for a writer."""

@@ -347,3 +347,34 @@ def test_a_suspended_tier_recovers_by_itself(open_double: OpenDouble, spec: Bloc
     assert same_bytes(out, blocks)
     assert cache.lookup(key).blocks == 2
     assert cache.health().state == "ok"
+
+
+class FullBackend(MemoryBackend):
+    """Has no room until told otherwise."""
+
+    full = True
+
+    def put_many(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
+        return [PutStatus.FULL] * len(items) if self.full else super().put_many(items, call)
+
+
+def test_a_tier_that_stores_nothing_is_degraded_and_says_so_once(
+    open_double: OpenDouble, spec: BlockSpec, make_key: MakeKey, caplog: pytest.LogCaptureFixture
+) -> None:
+    backend = FullBackend()
+    cache = open_double(lambda: backend)
+    for seed in range(5):
+        cache.put(make_key(2, seed=seed), blocks_of(spec, 2))
+        cache.flush(10)
+
+    assert cache.health().to_dict()["tiers"][cache.config.l2[0].name] == {
+        "state": "degraded",
+        "detail": "nothing is stored: full",
+    }
+    assert cache.stats().tiers[0].counters.refused_medium == 10
+    assert len([r for r in caplog.records if "stores nothing (full)" in r.getMessage()]) == 1
+
+    backend.full = False
+    cache.put(make_key(2), blocks_of(spec, 2))
+    cache.flush(10)
+    assert cache.health().state == "ok"
