@@ -234,7 +234,7 @@ class _SlotLanding(Landing):
         self._items = items
         l1 = stack.l1
         self._generation = 0 if l1 is None else l1.generation
-        slots = [] if l1 is None else l1.reserve(len(items))
+        slots = [] if l1 is None else l1.reserve(len(items), at_any_cost=False)
         self._slots: dict[int, int] = dict(enumerate(slots))
         nbytes = stack.identity.spec.nbytes
         self.data: list[Bytes] = [] if l1 is None else [l1.pool.payload(slot) for slot in slots]
@@ -292,7 +292,8 @@ class Promotion:
         if l1 is None or self._exhausted or self._key.digests[self._start + i] not in self._wanted:
             return None
         if not self._spare:
-            self._spare = l1.reserve(min(_PROMOTION_STEP, len(self._wanted) - len(self._taken)))
+            wanted = min(_PROMOTION_STEP, len(self._wanted) - len(self._taken))
+            self._spare = l1.reserve(wanted, at_any_cost=False)
             if not self._spare:
                 self._exhausted = True
                 return None

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvstore.backend import BackendContext
+from kvstore.backend import Backend, BackendContext
 from kvstore.counting import Counting
-from kvstore.errors import BackendError, KVStoreError
+from kvstore.errors import BackendError, BackendUnavailableError, ConfigError, KVStoreError, PluginError
 from kvstore.events import CacheEvent, EventKind
 from kvstore.l1.cache import L1Cache
 from kvstore.l2.reader import TierReader
@@ -153,7 +153,7 @@ class Stack:
             removed=lambda names: self._removed(settings, names),
         )
         try:
-            backend.open(context)
+            _open_backend(backend, context, config.backend)
         except BackendError as e:
             if config.required:
                 raise
@@ -290,6 +290,17 @@ class Stack:
 
     def __iter__(self) -> Iterator[OpenTier]:
         return iter(self.tiers)
+
+
+def _open_backend(backend: Backend, context: BackendContext, plugin: str) -> None:
+    """Open a backend; whatever else than the contract's errors it raises becomes one of them."""
+    try:
+        backend.open(context)
+    except (ConfigError, PluginError, BackendError):
+        raise
+    except Exception as e:
+        msg = f"tier {context.tier!r}: backend {plugin!r} raised {type(e).__name__} when it was opened: {e}"
+        raise BackendUnavailableError(msg) from e
 
 
 def _health_of(tier: Tier) -> TierHealth:

@@ -17,6 +17,7 @@ KEY_TYPES: dict[str, type[KVCacheKey]] = {"tokens": TokenKey, "block-hashes": Bl
 
 MakeKey = Callable[..., KVCacheKey]
 OpenCache = Callable[..., KVCache]
+OpenDouble = Callable[..., KVCache]
 
 
 def key_of(kind: KeyKind, n_blocks: int, *, seed: int = 0, block_tokens: int = 16) -> KVCacheKey:

@@ -138,18 +138,23 @@ class L1Cache:
             for entry in entries:
                 unpin(entry)
 
-    def reserve(self, n_blocks: int) -> list[int]:
+    def reserve(self, n_blocks: int, *, at_any_cost: bool = True) -> list[int]:
         """Take up to ``n_blocks`` slots, evicting unpinned blocks as the policy says.
 
-        Returns fewer when pins hold the rest, after asking :attr:`reclaim` once; the caller then
-        keeps the head of its request.  The slots go to :meth:`publish` or :meth:`release_slots`.
+        Returns fewer when pins hold the rest; the caller then keeps the head of its request.  The
+        slots go to :meth:`publish` or :meth:`release_slots`.
+
+        Args:
+            n_blocks: Slots wanted.
+            at_any_cost: Ask :attr:`reclaim` once before giving up: for new blocks, which are worth
+                a queued write, and not for copies of what a tier keeps.
         """
         self._enter()
         wanted = min(n_blocks, self.pool.n_slots)
         with self._lock:
             slots = self._index.take_slots(wanted)
             starved = len(slots) < wanted and self._index.pinned > 0
-        if starved and self.reclaim is not None:
+        if starved and at_any_cost and self.reclaim is not None:
             slots = self._reserve_again(slots, wanted)
         if len(slots) < n_blocks:
             with self._lock:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from kvstore import BlockSpec, KVCache, KVCacheKey, Namespace
-from tests.support import KEY_KINDS, KEY_TYPES, KeyKind, MakeKey, OpenCache, key_of
+from kvstore.backend import Backend
+from tests import doubles
+from tests.support import KEY_KINDS, KEY_TYPES, KeyKind, MakeKey, OpenCache, OpenDouble, key_of
 
 
 @pytest.fixture(params=KEY_KINDS)
@@ -63,3 +65,18 @@ def open_cache(spec: BlockSpec, namespace: Namespace, lmdb_config: dict[str, Any
     yield open_one
     for cache in opened:
         cache.close()
+
+
+@pytest.fixture
+def open_double(spec: BlockSpec, namespace: Namespace, request: pytest.FixtureRequest) -> OpenDouble:
+    def open_one(*factories: Callable[[], Backend], l1: Any = None, **settings: Any) -> KVCache:
+        registry, tiers = None, []
+        for factory in factories:
+            registry, name = doubles.register(factory, registry)
+            tiers.append({"backend": name, **settings})
+        config = {"l1": l1 or {"enabled": False}, "l2": tiers}
+        cache = KVCache.open(config, spec=spec, namespace=namespace, registry=registry)
+        request.addfinalizer(cache.close)
+        return cache
+
+    return open_one

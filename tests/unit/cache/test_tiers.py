@@ -318,3 +318,31 @@ def test_a_raw_record_leaves_l1_as_one_buffer_when_only_one_tier_wants_it(
     one_segment_head = 192 + 16
     expected = (1, one_segment_head) if tiers == 1 else (2, 0)
     assert [backend.put_shapes for backend in backends] == [[expected] * 3] * tiers
+
+
+def test_a_promotion_never_costs_a_queued_write(spec: BlockSpec, namespace: Namespace, make_key: MakeKey) -> None:
+    backend = doubles.GatedWrites()
+    registry, name = doubles.register(lambda: backend)
+    slots = 12
+    config = {
+        "l1": {"capacity": slots * (spec.nbytes + 4096)},
+        "l2": [{"backend": name, "queue": 100 * spec.nbytes}],
+    }
+    with KVCache.open(config, spec=spec, namespace=namespace, registry=registry) as cache:
+        stored, blocks = make_key(4), blocks_of(spec, 4)
+        cache.put(stored, blocks)
+        cache.flush(10)
+        backend.writing.clear()
+        backend.gate.clear()
+        cache.put(make_key(slots, seed=1), blocks_of(spec, slots))
+        assert backend.writing.wait(5)
+        out = torch.zeros_like(blocks)
+
+        assert cache.get(stored, out) == cache.get(stored, out) == 4
+        assert cache.acquire(stored).blocks == 0
+
+        assert same_bytes(out, blocks)
+        assert cache.stats().tiers[0].counters.stores_dropped == 0
+        backend.gate.set()
+        cache.flush(10)
+        assert cache.stats().tiers[0].counters.stored == 4 + slots
