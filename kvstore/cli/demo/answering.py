@@ -206,6 +206,7 @@ class _Session:
         return {
             "model": smollm2.MODEL_NAME,
             "dtype": str(self.dtype).removeprefix("torch."),
+            "CPU bfloat16": "native" if _has_bfloat16() else "emulated",
             "threads": str(torch.get_num_threads()),
             "python": platform.python_version(),
             "torch": torch.__version__,
@@ -250,6 +251,13 @@ def _first_token(result: PrefillResult) -> tuple[int, float]:
     """The greedy first token, and the seconds from prompt ids ready until it was known."""
     clock = _Clock()
     return int(result.logits.argmax()), result.timings.to_logits_s + clock.lap()
+
+
+def _has_bfloat16() -> bool:
+    """Whether this CPU has bfloat16 instructions; without them computing, and so a cold prompt, is slow."""
+    info = Path("/proc/cpuinfo")
+    words = set(info.read_text(encoding="utf-8").split()) if info.exists() else set()
+    return bool(words & {"avx512_bf16", "amx_bf16", "bf16"})
 
 
 class _Clock:

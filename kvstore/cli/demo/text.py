@@ -27,12 +27,21 @@ def report_lines(outcome: Outcome, files: Sequence[Path]) -> list[str]:
         f"Stored: {stored.blocks} blocks of {stored.block_tokens} tokens, {sizes} ({codec})",
         f"Where:  {stored.path} (LMDB; look into it: kvstore stat {stored.path})",
         f"With:   {', '.join(f'{name} {value}' for name, value in outcome.computed.machine.items())}",
+        *_caution(outcome),
         "",
     ]
     lines += [
         f"{check.name + ':':<18}{'yes' if check.passed else 'NO'}  ({check.detail})" for check in outcome.checks()
     ]
     return [*lines, "", *(f"Report: {file}" for file in files)]
+
+
+def _caution(outcome: Outcome) -> list[str]:
+    """What a reader should know about the cold time."""
+    machine = outcome.computed.machine
+    if machine["dtype"] != "bfloat16" or machine.get("CPU bfloat16") != "emulated":
+        return []
+    return ["        Computing is slow here: this CPU emulates bfloat16. --dtype float32 shows the other comparison."]
 
 
 def opening_note(outcome: Outcome) -> str:

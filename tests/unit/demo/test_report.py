@@ -98,3 +98,14 @@ def test_png_is_a_picture(outcome: Outcome, tmp_path: Path) -> None:
     assert files == [tmp_path / "report.png"]
     assert files[0].read_bytes().startswith(b"\x89PNG\r\n\x1a\n")
     assert files[0].stat().st_size > 10_000
+
+
+def test_text_says_when_the_cold_time_is_slow_for_a_reason(outcome: Outcome) -> None:
+    def said(dtype: str, instructions: str) -> bool:
+        machine = {"model": "m", "dtype": dtype, "CPU bfloat16": instructions}
+        lines = report_lines(replace(outcome, computed=replace(outcome.computed, machine=machine)), [])
+        return any("emulates bfloat16" in line for line in lines)
+
+    assert said("bfloat16", "emulated")
+    assert not said("bfloat16", "native")
+    assert not said("float32", "emulated")
