@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from kvstore.errors import ClosedError
 from kvstore.l2.reader import Landing
 from kvstore.types import BlockStatus
 from kvstore.writes import lineage
@@ -250,8 +252,9 @@ class _SlotLanding(Landing):
         return self._settle(mine, frozenset(arrived), keep)
 
     def settle(self, share: range, arrived: Sequence[int]) -> None:
-        """A read ended after its deadline: what it brought is a hit for the next caller."""
-        self._settle([i for i in share if i in self._slots], frozenset(arrived), 0)
+        """A read ended after its deadline: what it brought is a hit for the next caller, if there is any."""
+        with contextlib.suppress(ClosedError):
+            self._settle([i for i in share if i in self._slots], frozenset(arrived), 0)
 
     def _settle(self, mine: Sequence[int], arrived: frozenset[int], keep: int) -> dict[int, Entry]:
         l1 = self._stack.l1

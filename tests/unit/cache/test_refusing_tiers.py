@@ -176,3 +176,31 @@ def test_a_tier_that_stores_nothing_is_degraded_and_says_so_once(
     cache.put(make_key(2), blocks_of(spec, 2))
     cache.flush(10)
     assert cache.health().state == "ok"
+
+
+class StillAnswering(doubles.GatedBackend):
+    """A medium that answers a read even when it was closed meanwhile."""
+
+    def close(self) -> None:
+        """Keep everything."""
+
+
+def test_a_read_that_ends_after_close_hurts_nobody(open_double: OpenDouble, spec: BlockSpec, make_key: MakeKey) -> None:
+    backend = StillAnswering()
+    cache = open_double(lambda: backend, l1={"capacity": "4MiB"}, deadline="100ms", workers=1)
+    key, blocks = make_key(3), blocks_of(spec, 3)
+    cache.put(key, blocks)
+    cache.flush(10)
+    assert cache._state is not None
+    stack = cache._state.stack
+    assert stack.l1 is not None
+    stack.l1.clear()
+    backend.gate.clear()
+    assert cache.get(key, torch.zeros_like(blocks)) == 0
+    (reader,) = stack.tiers[0].tier.workers._threads
+    cache.close()
+
+    backend.gate.set()
+    reader.join(10)
+
+    assert not reader.is_alive()
