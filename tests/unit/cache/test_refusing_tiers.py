@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
-from kvstore import BackendUnavailableError, BlockSpec
-from kvstore.backend import BackendContext, PutItem, Receive
+from kvstore import BackendUnavailableError, BlockSpec, ClosedError
+from kvstore.backend import Backend, BackendContext, PutItem, Receive
 from kvstore.memory_backend import MemoryBackend
 from kvstore.types import Call, PutStatus, ReadStatus
 from tests import doubles
@@ -204,3 +205,48 @@ def test_a_read_that_ends_after_close_hurts_nobody(open_double: OpenDouble, spec
     reader.join(10)
 
     assert not reader.is_alive()
+
+
+@pytest.mark.parametrize("backend", [doubles.PooledBackend, MemoryBackend])
+def test_every_call_during_close_ends_with_a_result_or_closed_error(
+    open_double: OpenDouble, spec: BlockSpec, make_key: MakeKey, backend: Callable[[], Backend]
+) -> None:
+    cache = open_double(backend, l1={"capacity": "1MiB"})
+    keys = [make_key(20, seed=seed) for seed in range(4)]
+    blocks = blocks_of(spec, 20)
+    wrong: list[BaseException] = []
+    started = threading.Barrier(9)
+
+    def use(number: int) -> None:
+        out = torch.zeros_like(blocks)
+        key = keys[number % 4]
+        calls: list[Callable[[], object]] = [
+            lambda: cache.put(key, blocks),
+            lambda: cache.get(key, out),
+            lambda: cache.acquire(key).release(),
+            lambda: cache.prefetch(key),
+            lambda: cache.get_each(key, out),
+            lambda: cache.delete(key[:2]),
+            lambda: cache.lookup(key),
+            cache.stats,
+        ]
+        started.wait()
+        try:
+            for i in itertools.count(number):
+                calls[i % len(calls)]()
+        except ClosedError:
+            pass
+        except BaseException as e:  # noqa: BLE001 - reported by the main thread
+            wrong.append(e)
+
+    users = [threading.Thread(target=use, args=(number,)) for number in range(8)]
+    for user in users:
+        user.start()
+    started.wait()
+    time.sleep(0.3)
+    cache.close()
+    for user in users:
+        user.join(30)
+
+    assert not any(user.is_alive() for user in users)
+    assert wrong == []
