@@ -213,14 +213,18 @@ class Loads:
         digests = key.digests[indices.start : indices.stop]
         landing = _SlotLanding(self._stack, tier.bit, lineage(key, indices))
         call = tier.call(until, leading_only=True)
-        if not tier.shares(len(indices), self._stack.identity.spec.nbytes):
 
-            def sink(i: int, block: OpenBlock) -> None:
-                block.write_into(landing.buffer(i))
+        def sink(i: int, block: OpenBlock) -> None:
+            block.write_into(landing.buffer(i))
 
-            statuses = open_tier.reader.direct(key.kind, digests, sink, call)
-        else:
-            statuses = open_tier.reader.pooled(key.kind, digests, landing, call)
+        try:
+            if tier.shares(len(indices), self._stack.identity.spec.nbytes):
+                statuses = open_tier.reader.pooled(key.kind, digests, landing, call)
+            else:
+                statuses = open_tier.reader.direct(key.kind, digests, sink, call)
+        except BaseException:  # such as KeyboardInterrupt: the reserved slots go back
+            landing.publish((), keep=0)
+            raise
         run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
         arrived = [i for i, s in enumerate(statuses) if s is BlockStatus.DELIVERED]
         entries = landing.publish(arrived, keep=run)

@@ -153,7 +153,11 @@ class Reads:
                 np.copyto(target, slot)
             rows.commit(start + i)
 
-        statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until, leading_only=True))
+        try:
+            statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until, leading_only=True))
+        except BaseException:  # the destination's own error, or KeyboardInterrupt: the reserved slots go back
+            promotion.publish(0)
+            raise
         run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
         promotion.publish(run)
         return run

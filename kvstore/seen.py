@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections.abc import Sequence
 from typing import Final
@@ -27,8 +28,11 @@ class SeenOnce:
         with self._lock:
             for digest in digests:
                 self._digests[digest] = None
-            for old in list(self._digests)[: max(0, len(self._digests) - self._limit)]:
-                del self._digests[old]
+            excess = len(self._digests) - self._limit
+            if excess > 0:
+                # a few at a time would walk over the gaps of all earlier ones again and again
+                for old in list(itertools.islice(self._digests, excess + self._limit // 8)):
+                    del self._digests[old]
 
     def forget(self, digests: Sequence[bytes]) -> None:
         """Drop these."""

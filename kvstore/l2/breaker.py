@@ -58,7 +58,7 @@ class Breaker:
         return self._last_error if self._failures else ""
 
     def allow(self) -> bool:
-        """Whether an operation may be tried now; if so, ``succeeded`` or ``failed`` must follow."""
+        """Whether an operation may be tried now; if so, ``succeeded``, ``failed`` or ``left`` must follow."""
         if not self._open:  # racy read on purpose: the healthy path takes no lock
             return True
         with self._lock:
@@ -87,6 +87,11 @@ class Breaker:
     def _changed(self, state: str) -> None:
         if self._on_change is not None:
             self._on_change(self._name, state)
+
+    def left(self) -> None:
+        """Note an operation whose caller was interrupted: it says nothing, and another may try."""
+        with self._lock:
+            self._probing = False
 
     def failed(self, operation: str, error: BaseException) -> None:
         """Note a failed operation; logs at most one line a minute."""

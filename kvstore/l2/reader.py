@@ -42,6 +42,15 @@ class _Bad:
     error: CorruptRecordError
 
 
+@dataclass(frozen=True, slots=True)
+class _Share:
+    """The part of a read that one thread does."""
+
+    indices: range
+    call: Call
+    job: Job[list[BlockStatus]]
+
+
 class _Receiver:
     """Verifies the records of one backend call and passes the good ones on."""
 
@@ -56,8 +65,11 @@ class _Receiver:
         self._call = call
         self.delivered: set[int] = set()
         self.bad: dict[int, _Bad] = {}
+        self.sink_error: Exception | None = None
 
     def __call__(self, i: int, view: memoryview) -> None:
+        if self.sink_error is not None:
+            return
         try:
             block = self._decoder.open(view, self._digests[i])
         except CorruptRecordError as e:
@@ -67,7 +79,12 @@ class _Receiver:
             if self._call.leading_only:
                 self._call.cancel()
             return
-        self._sink(i, block)
+        try:
+            self._sink(i, block)
+        except Exception as e:  # noqa: BLE001 - the destination's fault, raised to its owner and not blamed on the tier
+            self.sink_error = e
+            self._call.cancel()
+            return
         self._tier.decoding = not block.is_raw
         self._decoder.recycle()
         self.delivered.add(i)
@@ -92,13 +109,21 @@ class TierReader:
         """Read in the calling thread; ``sink`` gets blocks in order.
 
         With ``call.leading_only`` the sink gets the leading run only: nothing after the first
-        block that is absent or fails verification.
+        block that is absent or fails verification.  What ``sink`` raises is raised here.
         """
         return self._read(kind, digests, sink, call, in_worker=False)
 
     def pooled(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
         """Read in the tier's threads into ``landing`` buffers, waiting at most the deadline."""
-        return self._read_shared(kind, digests, landing, call)
+        started: list[_Share] = []
+        try:
+            failure = self._start(kind, digests, landing, call, started)
+            return self._collect(len(digests), landing, started, failure)
+        except BaseException:  # interrupted: what still runs keeps its buffers until it ends
+            for share in started:
+                if not share.job.wait(0):
+                    landing.abandoned.update(share.indices)
+            raise
 
     def _read(
         self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call, *, in_worker: bool
@@ -111,34 +136,40 @@ class TierReader:
         receiver = _Receiver(self, names, digests, sink, call)
         said = self.tier.guarded("get_many", lambda: self.tier.read(names, receiver, call))
         self._condemn(receiver, in_worker=in_worker)
+        if receiver.sink_error is not None:
+            raise receiver.sink_error
         return [receiver.status(i, s) for i, s in enumerate(said or [ReadStatus.UNAVAILABLE] * n)]
 
-    def _read_shared(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
-        statuses = [BlockStatus.UNAVAILABLE] * len(digests)
-        shares = strided(len(digests), self.tier.workers.size)
-        # each share has a call of its own: one that ends at a bad record must not stop the others
-        calls = [Call(call.deadline, leading_only=call.leading_only) for _ in shares]
-        jobs: list[Job[list[BlockStatus]]] = []
-        failure: KVStoreError | None = None
+    def _start(
+        self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call, started: list[_Share]
+    ) -> BackendError | None:
+        """Deal the blocks to the tier's threads; returns what kept it from starting all shares."""
         try:
-            for share, share_call in zip(shares, calls, strict=True):
-                jobs.append(self._share(kind, digests, share, landing, share_call))
+            for indices in strided(len(digests), self.tier.workers.size):
+                # a call of its own: a share that ends at a bad record must not stop the others
+                own = Call(call.deadline, leading_only=call.leading_only)
+                started.append(_Share(indices, own, self._share(kind, digests, indices, landing, own)))
         except BackendError as e:
-            failure = e
-        # Whatever goes wrong, every started job is waited for: it owns its landing buffers until then.
-        for job, share, share_call in zip(jobs, shares, calls, strict=False):
+            return e
+        return None
+
+    def _collect(
+        self, n: int, landing: Landing, started: Sequence[_Share], failure: KVStoreError | None
+    ) -> list[BlockStatus]:
+        """Wait for every started share, whatever goes wrong: it owns its landing buffers until then."""
+        statuses = [BlockStatus.UNAVAILABLE] * n
+        for share in started:
             try:
-                found = self.tier.workers.collect(job, share_call)
+                found = self.tier.workers.collect(share.job, share.call)
             except BackendTimeoutError as e:
                 failure = e
-                landing.abandoned.update(share)
-                found = [BlockStatus.TIMEOUT] * len(share)
+                landing.abandoned.update(share.indices)
+                found = [BlockStatus.TIMEOUT] * len(share.indices)
             except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
-                failure = (
-                    e if isinstance(e, KVStoreError) else PluginError(f"get_many of tier {self.tier.name!r}: {e!r}")
-                )
+                text = f"get_many of tier {self.tier.name!r}: {e!r}"
+                failure = e if isinstance(e, KVStoreError) else PluginError(text)
                 continue
-            for i, status in zip(share, found, strict=True):
+            for i, status in zip(share.indices, found, strict=True):
                 statuses[i] = status
         if failure is not None:
             self.tier.failed("get_many", failure)

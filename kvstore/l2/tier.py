@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import logging
@@ -132,6 +133,9 @@ class Tier:
             self.failed(operation, e)
         except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
             self.failed(operation, PluginError(f"backend {self.settings.plugin.name!r} raised in {operation}: {e!r}"))
+        except BaseException:
+            breaker.left()
+            raise
         else:
             breaker.succeeded(operation)
             return result
@@ -291,8 +295,9 @@ class Tier:
 
         if self.direct:
             self.guarded("touch_many", note)
-        else:
-            self.guarded("touch_many", lambda: self.workers.submit(Job(lambda: self.guarded("touch_many", note))))
+            return
+        with contextlib.suppress(BackendUnavailableError):  # every thread is stuck, which is known already
+            self.workers.submit(Job(lambda: self.guarded("touch_many", note)))
 
     def delete(self, kind: int, digests: Sequence[bytes]) -> int:
         """Delete blocks; 0 when the tier could not be asked."""
