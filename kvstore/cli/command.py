@@ -71,6 +71,13 @@ def add_group(
     )
 
 
+def store_exit_code(*, corrupt: bool, unread: bool) -> int:
+    """Exit code of a command that read a store: damage that was found counts before what nobody could read."""
+    if corrupt:
+        return EXIT_FINDINGS
+    return EXIT_UNAVAILABLE if unread else EXIT_OK
+
+
 def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments that say which store a command looks into."""
     parser.add_argument(

@@ -8,15 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli.command import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    Command,
-    Subcommands,
-    add_command,
-    add_store_arguments,
-)
+from kvstore.cli.command import Command, Subcommands, add_command, add_store_arguments, store_exit_code
 from kvstore.cli.output import age, plural, print_json, size, table
 from kvstore.errors import CorruptRecordError
 
@@ -90,10 +82,9 @@ def add_to(commands: Subcommands) -> None:
 
 
 def _count(text: str) -> int:
-    count = int(text)
-    if count < 1:
-        raise argparse.ArgumentTypeError(f"{text} is not a number of at least 1")
-    return count
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
 
 
 def _run(args: argparse.Namespace) -> int:
@@ -107,9 +98,7 @@ def _run(args: argparse.Namespace) -> int:
         corrupt += listing.corrupt
         if not args.json:
             print("\n".join(_lines(store, records, listing.corrupt)))
-    if unreadable:
-        return EXIT_UNAVAILABLE
-    return EXIT_FINDINGS if corrupt else EXIT_OK
+    return store_exit_code(corrupt=corrupt > 0, unread=unreadable > 0)
 
 
 def _lines(store: Store, records: list[dict[str, Any]], corrupt: int) -> Iterator[str]:

@@ -8,15 +8,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli.command import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    Command,
-    Subcommands,
-    add_command,
-    add_store_arguments,
-)
+from kvstore.cli.command import Command, Subcommands, add_command, add_store_arguments, store_exit_code
 from kvstore.cli.namespaces import identity_lines, read_documents
 from kvstore.cli.output import age, plural, print_json, progress, ratio, size
 from kvstore.errors import BackendError, CorruptRecordError
@@ -113,9 +105,9 @@ def _run(args: argparse.Namespace) -> int:
         print_json(reports)
     else:
         print("\n".join(line for report in reports for line in _lines(report)))
-    if any(report["unread"] for report in reports):
-        return EXIT_UNAVAILABLE
-    return EXIT_FINDINGS if any(report["corrupt"] for report in reports) else EXIT_OK
+    return store_exit_code(
+        corrupt=any(report["corrupt"] for report in reports), unread=any(report["unread"] for report in reports)
+    )
 
 
 def _stat(store: Store) -> dict[str, Any]:

@@ -9,15 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli.command import (
-    EXIT_FINDINGS,
-    EXIT_OK,
-    EXIT_UNAVAILABLE,
-    Command,
-    Subcommands,
-    add_command,
-    add_store_arguments,
-)
+from kvstore.cli.command import Command, Subcommands, add_command, add_store_arguments, store_exit_code
 from kvstore.cli.output import plural, print_json, progress, size
 from kvstore.errors import CorruptRecordError
 
@@ -95,9 +87,9 @@ def _run(args: argparse.Namespace) -> int:
         print_json(reports)
     else:
         print("\n".join(line for report in reports for line in _lines(report)))
-    if any(report["corrupt"] for report in reports):
-        return EXIT_FINDINGS
-    return EXIT_UNAVAILABLE if any(report["unread"] for report in reports) else EXIT_OK
+    return store_exit_code(
+        corrupt=any(report["corrupt"] for report in reports), unread=any(report["unread"] for report in reports)
+    )
 
 
 def _verify(store: Store, *, drop: bool) -> dict[str, Any]:

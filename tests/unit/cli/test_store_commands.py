@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from kvstore.backend import BackendContext
-from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE
+from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK, EXIT_UNAVAILABLE, EXIT_USAGE, store_exit_code
 from kvstore.cli.main import main
 from kvstore.plugins import Registry
 from kvstore.types import Call
@@ -219,3 +219,17 @@ def test_stores_can_be_looked_into_while_they_are_used(store: Path) -> None:
         )
     assert (done.returncode, done.stderr) == (0, "")
     assert "3 records checked, all sound" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("corrupt", "unread", "code"), [(False, False, 0), (True, False, 1), (False, True, 3), (True, True, 1)]
+)
+def test_damage_that_was_found_counts_before_what_could_not_be_read(*, corrupt: bool, unread: bool, code: int) -> None:
+    assert store_exit_code(corrupt=corrupt, unread=unread) == code
+
+
+def test_a_limit_that_is_no_number_is_refused_with_its_text(capsys: pytest.CaptureFixture[str]) -> None:
+    for limit in ("many", "0", "-1"):
+        with pytest.raises(SystemExit, match="2"):
+            main(["ls", "somewhere", f"--limit={limit}"])
+        assert f"{limit!r} is not a whole number of at least 1" in capsys.readouterr().err
