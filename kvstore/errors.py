@@ -11,10 +11,10 @@
     │   ├── PluginIncompatibleError         ... it speaks another plugin API version
     │   └── PluginLoadError                 ... importing or registering it failed
     ├── KeyMismatchError (ValueError)       a key does not fit this cache (block size, kind, prefix)
-    ├── SpecMismatchError (ValueError)      a tensor does not fit the block spec (shape, dtype, device)
+    ├── SpecMismatchError (ValueError)      a tensor does not fit the block spec (count, shape, dtype)
     ├── ClosedError                         the cache, backend or lease is closed
     ├── CapacityError                       a request can never fit the configured memory
-    ├── DeadlineError (TimeoutError)        flush() or close() ran out of its time
+    ├── DeadlineError (TimeoutError)        flush() ran out of its time
     ├── BackendError                        a medium failed; context says which and how
     │   ├── BackendUnavailableError         ... it cannot be reached
     │   ├── BackendTimeoutError             ... it did not answer in time
@@ -82,7 +82,7 @@ class KeyMismatchError(KVStoreError, ValueError):
 
 
 class SpecMismatchError(KVStoreError, ValueError):
-    """A tensor does not fit the block spec: shape, dtype, device or contiguity."""
+    """Tensors do not fit the block spec: count, shape, dtype, or a destination that overlaps itself."""
 
 
 class ClosedError(KVStoreError):
@@ -94,7 +94,7 @@ class CapacityError(KVStoreError):
 
 
 class DeadlineError(KVStoreError, TimeoutError):
-    """``flush`` or ``close`` did not finish within its time."""
+    """``flush`` did not finish within its time."""
 
 
 class BackendError(KVStoreError):
