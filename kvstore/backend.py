@@ -46,9 +46,16 @@ class Capability(enum.Flag):
     TTL = enum.auto()
     """Records may expire by age."""
     CONDITIONAL_PUT = enum.auto()
-    """A put of a stored name is refused by the medium itself."""
+    """A put of a stored name answers ``EXISTS`` by itself, at no more cost than asking first."""
     EVICTS = enum.auto()
     """The backend keeps its stored bytes within the capacity by evicting."""
+    PARALLEL = enum.auto()
+    """One read call uses several threads by itself, so the core hands a call over whole; ``receive``,
+    ``place`` and ``done`` may then run in several threads at once (never twice for one record)."""
+    RANGES = enum.auto()
+    """``get_ranges`` moves the bytes asked for and not much more."""
+    PACKS = enum.auto()
+    """Runs of consecutive blocks are stored as one object, found through :attr:`Call.run`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,12 +88,13 @@ class PutHint:
 
     Attributes:
         parent: Name of the block before it, ``b""`` for a first or unknown one.
-        position: Block index in its sequence; evict high positions before low ones.
+        position: Absolute block index in its sequence, -1 when unknown; evict high positions before
+            low ones.
         lifetime: Seconds after which the block is worthless; 0.0 for no statement.
     """
 
     parent: bytes = b""
-    position: int = 0
+    position: int = -1
     lifetime: float = 0.0
 
 
@@ -124,6 +132,8 @@ class Usage:
         file_bytes: Bytes really taken from the medium (files, with free pages); 0 when unknown.
         capacity_bytes: The configured bound; 0 when unbounded.
         evicted: Records evicted since open, by this process.
+        orphaned_bytes: Live payload whose parent is no longer stored, so that no prefix reaches it,
+            as of the backend's last look; 0 when it does not look.
     """
 
     records: int = 0
@@ -131,6 +141,37 @@ class Usage:
     file_bytes: int = 0
     capacity_bytes: int = 0
     evicted: int = 0
+    orphaned_bytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class BatchShape:
+    """How many records of one sequence ``put_many`` likes to get at once.
+
+    Attributes:
+        blocks: Records at most.
+        nbytes: Raw bytes at which a batch is full.
+        align: A batch of a sequence ends where a block's position + 1 is a multiple of this.
+    """
+
+    blocks: int = 32
+    nbytes: int = 8 << 20
+    align: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that ``kvstore doctor`` found out about a medium.
+
+    Attributes:
+        level: ``"ok"``, ``"warning"`` (works, but not as well as it could) or ``"problem"``.
+        what: What was looked at and what was found, with the value.
+        advice: What to do about it; empty when nothing is to be done.
+    """
+
+    level: Literal["ok", "warning", "problem"]
+    what: str
+    advice: str = ""
 
 
 def _ignore(names: Sequence[bytes]) -> None:
@@ -152,6 +193,7 @@ class BackendContext:
         removed: Call with a list of names when records left the medium by eviction; cheap,
             thread-safe.
         read_only: Open without creating or changing anything; raise if nothing is there.
+        block_bytes: Raw bytes of one block of the cache that opens the tier; 0 when unknown.
         logger: For at most one line per event.
     """
 
@@ -163,6 +205,7 @@ class BackendContext:
     namespace_json: str = "{}"
     removed: Callable[[Sequence[bytes]], None] = _ignore
     read_only: bool = False
+    block_bytes: int = 0
     logger: logging.Logger = field(default_factory=lambda: logging.getLogger("kvstore.backend"))
 
 
@@ -233,6 +276,21 @@ class Backend(ABC):
 
         return self.get_many(names, receive, call)
 
+    def get_ranges(
+        self, names: Sequence[bytes], ranges: Sequence[tuple[int, int]], receive: Receive, call: Call
+    ) -> list[ReadStatus]:
+        """Hand bytes ``[start, stop)`` of each stored record to ``receive``; otherwise like ``get_many``.
+
+        A range that reaches beyond the record's end is cut there.  The default reads whole records;
+        ``RANGES`` says that the backend does better.
+        """
+
+        def cut(i: int, view: memoryview) -> None:
+            start, stop = ranges[i]
+            receive(i, view[start:stop])
+
+        return self.get_many(names, cut, call)
+
     @abstractmethod
     def put_many(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
         """Store records, each one atomically and published last; one status per item, in order.
@@ -285,6 +343,10 @@ class Backend(ABC):
     @abstractmethod
     def usage(self) -> Usage:
         """Space taken on the medium; cheap enough to call once a second."""
+
+    def batch_shape(self) -> BatchShape:
+        """How the core should cut its writes into calls of ``put_many``; asked once, after ``open``."""
+        return BatchShape()
 
     def maintain(self) -> None:
         """Do small background work; the core calls it about once a second from its own thread."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import enum
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Final
 
@@ -98,6 +99,19 @@ READ_PRIORITY: Final = 0
 WRITE_PRIORITY: Final = 1
 
 
+@dataclass(frozen=True, slots=True)
+class Run:
+    """The sequence that the names of a call were taken from.
+
+    Attributes:
+        start: Absolute block index of ``names[0]`` in its prompt.
+        names: Stored names of consecutive blocks, in order; a superset of the call's names.
+    """
+
+    start: int
+    names: Sequence[bytes]
+
+
 @dataclass(slots=True)
 class Call:
     """Limits of one backend operation; a backend checks :meth:`stop` between records.
@@ -108,11 +122,14 @@ class Call:
         leading_only: The caller wants the leading run of names only.  A backend may stop at the
             first name that is not there and report the rest as ``SKIPPED`` (reads) or ``ABSENT``
             (existence).
+        run: The whole sequence around the names, for backends that declare ``PACKS``; None when the
+            names are unrelated or their place in a prompt is not known.
     """
 
     deadline: float
     priority: int = READ_PRIORITY
     leading_only: bool = False
+    run: Run | None = None
     _cancelled: threading.Event = field(default_factory=threading.Event)
 
     @classmethod

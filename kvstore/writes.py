@@ -175,7 +175,8 @@ class Writes:
                 group=key.group,
                 parent_known=parent is not None or key.position_known,
             )
-            hint = PutHint(parent=prefix + parent if parent else b"", position=key.start_block + i)
+            position = key.start_block + i if key.position_known else -1
+            hint = PutHint(parent=prefix + parent if parent else b"", position=position)
             writes.append(Write(meta, prefix + key.digests[i], hint, raw, _nothing))
         return writes
 

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from kvstore.backend import Backend
+    from kvstore.backend import Backend, BackendContext, Finding
     from kvstore.codec import Codec
     from kvstore.eviction import EvictionPolicy
 
 PLUGIN_API_VERSION: Final = 1
 """Version of this contract (hooks, descriptors, Backend, Codec and EvictionPolicy)."""
 
-Admit = Literal["all", "hot"]
-"""Which blocks a tier takes: every put, or those used a second time."""
+Admit = Literal["all", "hot", "evicted"]
+"""Which blocks a tier takes: every put, those used a second time, or those about to leave L1."""
 
 TIER_KEYS: Final = frozenset(
     {"name", "backend", "capacity", "codec", "admit", "deadline", "required", "queue", "workers", "durability"}
@@ -41,6 +41,8 @@ class BackendPlugin:
         max_writers: Threads that may be in ``put_many`` at once, at least 1.
         raw_below: Under ``codec = "auto"``, store raw until this fraction of the capacity is used:
             for media whose reads are memory copies, where compression pays for room only.
+        diagnose: Looks at a medium without opening the tier and explains what is wrong with it, for
+            ``kvstore doctor``; must end within about 10 s and raise nothing.
     """
 
     name: str
@@ -54,6 +56,7 @@ class BackendPlugin:
     default_capacity_bytes: int | None = None
     max_writers: int = 1
     raw_below: float = 0.0
+    diagnose: Callable[[BackendContext], Sequence[Finding]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,0 +1,1 @@
+"""The NVMe backend of kvstore."""
