@@ -13,10 +13,10 @@ import lmdb
 from kvstore.backend import Backend, BackendContext, Capability, PutItem, Receive, RecordInfo, Usage
 from kvstore.errors import BackendPermissionError, BackendUnavailableError, ClosedError, ConfigError
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
-from kvstore_lmdb import notes
+from kvstore_lmdb import kinship, notes
 from kvstore_lmdb.environment import Environment
 from kvstore_lmdb.errors import translate
-from kvstore_lmdb.reader import exists_many, get_many, scan
+from kvstore_lmdb.reader import Reading, exists_many, scan
 from kvstore_lmdb.session import Session
 from kvstore_lmdb.writer import Writer
 
@@ -61,9 +61,12 @@ class LmdbBackend(Backend):
         statuses = [ReadStatus.UNAVAILABLE] * len(names)
         with self._reading() as (session, environment):
             if environment is not None:
-                error = get_many(environment, names, receive, call, statuses)
+                reading = Reading(environment, names, receive, call, statuses)
+                error = reading.run()
                 if error is not None:
                     session.note_trouble(environment, error, "reading")
+                if reading.vanished and session.writable():
+                    session.writer_of(environment).note_vanished(reading.vanished)
         return statuses
 
     def put_many(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
@@ -136,12 +139,14 @@ class LmdbBackend(Backend):
             with environment.env.begin() as txn:
                 pages = space.measure(txn)
                 records = int(txn.stat(environment.trees.index)["entries"])
+                _, orphaned_bytes = kinship.totals(environment, txn)
             return Usage(
                 records=records,
                 payload_bytes=pages * environment.page_bytes,
                 file_bytes=environment.data.stat().st_size,
                 capacity_bytes=space.capacity_bytes,
                 evicted=environment.evicted,
+                orphaned_bytes=orphaned_bytes,
             )
 
         return self._run("counting", count)
@@ -157,7 +162,7 @@ class LmdbBackend(Backend):
             try:
                 self._clean_readers(environment)
                 end = time.monotonic() + _MAINTAIN_S
-                while time.monotonic() < end and (writer.flush_touches() or writer.reclaim() or writer.shrink()):
+                while time.monotonic() < end and (writer.tidy() or writer.reclaim() or writer.shrink()):
                     pass
             except (lmdb.Error, OSError) as e:
                 session.note_trouble(environment, e, "maintaining")

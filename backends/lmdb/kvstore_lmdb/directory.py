@@ -83,8 +83,13 @@ def check_file_system(path: Path, *, allow_network: bool, logger: logging.Logger
     return kind
 
 
-def prepare(path: Path, logger: logging.Logger) -> None:
+def prepare(path: Path, logger: logging.Logger, *, backend: str = "lmdb") -> None:
     """Create the directory with mode 0700, or look at who else may write to it.
+
+    Args:
+        path: The directory.
+        logger: Told when others may write there.
+        backend: Whose directory it is, for messages.
 
     Raises:
         BackendUnavailableError: Something else is there.
@@ -97,7 +102,7 @@ def prepare(path: Path, logger: logging.Logger) -> None:
         found = path.stat()
         if not stat.S_ISDIR(found.st_mode):
             raise BackendUnavailableError(
-                f"backend 'lmdb', option 'path': {path} is not a directory; name one that is or does not exist yet"
+                f"backend {backend!r}, option 'path': {path} is not a directory; name one that is or does not exist yet"
             ) from None
         if found.st_mode & _FOREIGN_WRITE or found.st_uid != os.geteuid():
             logger.warning(

@@ -36,13 +36,13 @@ def errno_of(error: Exception) -> int:
 
 
 def is_full(error: Exception) -> bool:
-    """Whether the medium lacks room.
+    """Whether the medium says that it lacks room."""
+    return isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or errno_of(error) in _FULL
 
-    liblmdb reports a short write on a full disk as EIO; a disk that really fails looks the same
-    and is treated alike: the put is refused after two retries.
-    """
-    number = errno_of(error)
-    return isinstance(error, (lmdb.MapFullError, lmdb.TxnFullError)) or number in _FULL or number == errno.EIO
+
+def is_io_error(error: Exception) -> bool:
+    """Whether a transfer failed; liblmdb says so as well when a full disk cut a write short."""
+    return errno_of(error) == errno.EIO
 
 
 def is_read_only(error: Exception) -> bool:

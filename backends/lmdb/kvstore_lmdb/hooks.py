@@ -9,15 +9,21 @@ from kvstore.plugins import BackendPlugin
 from kvstore_lmdb.options import DEFAULT_CAPACITY_BYTES, LmdbOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
-    from kvstore.backend import Backend
+    from kvstore.backend import Backend, BackendContext, Finding
 
 
 def _make() -> Backend:
     from kvstore_lmdb.backend import LmdbBackend
 
     return LmdbBackend()
+
+
+def _diagnose(context: BackendContext) -> Sequence[Finding]:
+    from kvstore_lmdb.diagnose import diagnose
+
+    return diagnose(context)
 
 
 @hookimpl
@@ -34,5 +40,6 @@ def kvstore_register_backends() -> Iterable[BackendPlugin]:
             raw_below=0.5,
             default_capacity_bytes=DEFAULT_CAPACITY_BYTES,
             max_writers=1,
+            diagnose=_diagnose,
         )
     ]

@@ -9,7 +9,11 @@ from typing import Any, Final
 from kvstore.errors import BackendPermissionError, BackendUnavailableError
 from kvstore_lmdb.environment import Environment
 
-FORMAT_VERSION: Final = 1
+FORMAT_VERSION: Final = 2
+"""2: index lines name the parent and say how many bytes the children have.  A store of format 1 is
+read as it is and becomes one of format 2 when it is opened for writing."""
+
+_READABLE: Final = (1, FORMAT_VERSION)
 EPOCH_BYTES: Final = 8
 NO_EPOCH: Final = bytes(EPOCH_BYTES)  # of a namespace that a read-only store does not know; no name is made with it
 _FORMAT: Final = b"format"
@@ -31,14 +35,15 @@ def check_format(environment: Environment) -> None:
     tree = environment.trees.notes
     with environment.env.begin(db=tree) as txn:
         found = txn.get(_FORMAT)
-    if found is None and not environment.read_only:
+    version = None if found is None else int.from_bytes(found, "little")
+    if version is not None and version not in _READABLE:
+        raise BackendUnavailableError(
+            f"{environment.data.parent} has store format {version}, this kvstore reads "
+            f"{FORMAT_VERSION} and older; upgrade kvstore or name another directory"
+        )
+    if version != FORMAT_VERSION and not environment.read_only:
         with environment.env.begin(db=tree, write=True) as txn:
             txn.put(_FORMAT, _U64.pack(FORMAT_VERSION))
-    elif found is not None and found != _U64.pack(FORMAT_VERSION):
-        raise BackendUnavailableError(
-            f"{environment.data.parent} has store format {int.from_bytes(found, 'little')}, this kvstore reads "
-            f"{FORMAT_VERSION}; upgrade kvstore or name another directory"
-        )
 
 
 def stored_capacity(environment: Environment, txn: Transaction) -> int | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Final
@@ -29,39 +30,42 @@ def begin(environment: Environment) -> Any:
         return environment.env.begin(buffers=True)
 
 
-def get_many(
-    environment: Environment, names: Sequence[bytes], receive: Receive, call: Call, statuses: list[ReadStatus]
-) -> Exception | None:
-    """Fill ``statuses`` in order; return the error that ended the reading early, if any.
+class Reading:
+    """Progress of one ``get_many`` over its transactions.
 
-    Exceptions from ``receive`` propagate after the transaction has ended.
+    Attributes:
+        at: Names answered so far.
+        vanished: Names whose line in the index has lost its record, which somebody else took away.
     """
-    reading = _Reading(environment, names, receive, call, statuses)
-    error: Exception | None = None
-    while error is None and reading.at < len(names):
-        try:
-            txn = begin(environment)
-        except lmdb.Error as e:
-            return e
-        with txn:
-            error = reading.run(txn)
-    return error
-
-
-class _Reading:
-    """Progress of one ``get_many`` over its transactions."""
 
     def __init__(
         self, environment: Environment, names: Sequence[bytes], receive: Receive, call: Call, statuses: list[ReadStatus]
     ) -> None:
         self.at = 0
+        self.vanished: list[bytes] = []
+        self._environment: Final = environment
         self._tree: Final = environment.trees.records
         self._names: Final = names
         self._receive: Final = receive
         self._call: Final = call
         self._statuses: Final = statuses
 
-    def run(self, txn: Any) -> Exception | None:
+    def run(self) -> Exception | None:
+        """Fill the statuses in order; return the error that ended the reading early, if any.
+
+        Exceptions from ``receive`` propagate after the transaction has ended.
+        """
+        error: Exception | None = None
+        while error is None and self.at < len(self._names):
+            try:
+                txn = begin(self._environment)
+            except lmdb.Error as e:
+                return e
+            with txn:
+                error = self._read(txn)
+        return error
+
+    def _read(self, txn: Any) -> Exception | None:
         """Read until the end or until the transaction is due for renewal."""
         names, statuses, receive, call = self._names, self._statuses, self._receive, self._call
         find, tree, clock = txn.get, self._tree, time.monotonic
@@ -84,15 +88,19 @@ class _Reading:
                 finally:
                     _end(view)
                 statuses[self.at] = ReadStatus.OK
-            elif self._absent():
+            elif self._absent(txn):
                 return None
             self.at += 1
             now = clock()
         return None
 
-    def _absent(self) -> bool:
+    def _absent(self, txn: Any) -> bool:
         """Note a missing record; True when it ends the call."""
         self._statuses[self.at] = ReadStatus.ABSENT
+        name = self._names[self.at]
+        with contextlib.suppress(lmdb.Error):  # such as a name that cannot be stored
+            if txn.get(name, db=self._environment.trees.index) is not None:
+                self.vanished.append(name)
         if self._call.leading_only:
             self.at += 1
             self._rest(ReadStatus.SKIPPED)
@@ -115,9 +123,13 @@ def _end(view: memoryview) -> None:
 def exists_many(
     environment: Environment, names: Sequence[bytes], call: Call, answers: list[Presence]
 ) -> Exception | None:
-    """Fill ``answers`` from the index; return the error that ended the lookup early, if any."""
+    """Fill ``answers``; return the error that ended the lookup early, if any.
+
+    Asks the tree of the records themselves, which costs no more than the index and cannot
+    advertise what is not there; no page of a payload is touched.
+    """
     try:
-        with begin(environment) as txn, txn.cursor(db=environment.trees.index) as cursor:
+        with begin(environment) as txn, txn.cursor(db=environment.trees.records) as cursor:
             find = cursor.set_key
             for i, name in enumerate(names):
                 if i % _STOP_EVERY == 0 and call.stop():

@@ -8,6 +8,7 @@ from typing import Any, Final
 from kvstore_lmdb import notes
 from kvstore_lmdb.entry import Entry, sequence_key
 from kvstore_lmdb.environment import Environment
+from kvstore_lmdb.kinship import Kinship
 
 Transaction = Any  # lmdb.Transaction is generic in the stubs only
 
@@ -121,20 +122,22 @@ class Space:
         freed = 0
         names: list[bytes] = []
         with self._environment.env.begin(write=True) as txn, txn.cursor(db=trees.recency) as oldest:
+            kinship = Kinship(self._environment, txn)
             while freed < min(pages, _TXN_PAGES) and len(names) < _TXN_RECORDS and oldest.first():
                 name = bytes(oldest.value())
-                entry = remove(self._environment, txn, name)
+                entry = remove(self._environment, txn, name, kinship)
                 if entry is None:
                     oldest.delete()  # a line without a record
                     continue
                 freed += self.pages(entry.nbytes)
                 names.append(name)
+            kinship.settle()
         if names:
             self._environment.report_removed(names)
         return freed
 
 
-def remove(environment: Environment, txn: Transaction, name: bytes) -> Entry | None:
+def remove(environment: Environment, txn: Transaction, name: bytes, kinship: Kinship) -> Entry | None:
     """Delete a record with its lines in the other trees; None when it is not there."""
     trees = environment.trees
     found = txn.get(name, db=trees.index)
@@ -144,4 +147,5 @@ def remove(environment: Environment, txn: Transaction, name: bytes) -> Entry | N
     txn.delete(sequence_key(entry.sequence), db=trees.recency)
     txn.delete(name, db=trees.index)
     txn.delete(name, db=trees.records)
+    kinship.removed(name, entry)
     return entry

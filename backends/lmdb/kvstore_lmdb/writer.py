@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 import threading
 import time
@@ -15,9 +16,10 @@ from kvstore.backend import PutItem
 from kvstore.types import Call, PutStatus
 from kvstore_lmdb import notes
 from kvstore_lmdb.bound import FileBound
-from kvstore_lmdb.entry import MAX_RECORD_BYTES, Entry, sequence_key
+from kvstore_lmdb.entry import MAX_RECORD_BYTES, Entry, refreshed, sequence_key, sequence_of
 from kvstore_lmdb.environment import Environment
-from kvstore_lmdb.errors import put_status
+from kvstore_lmdb.errors import is_full, is_io_error, put_status
+from kvstore_lmdb.kinship import Kinship
 from kvstore_lmdb.space import Space, remove
 from kvstore_lmdb.staging import Staging
 
@@ -27,6 +29,7 @@ MAX_NAME_BYTES: Final = 511  # liblmdb's longest key
 _BATCH_RECORDS: Final = 32
 _BATCH_BYTES: Final = 4 << 20  # larger dirty transactions cost more CPU than their commits save
 _ATTEMPTS: Final = 3
+_SPARE_DISK_BYTES: Final = 1 << 20  # tree pages of a transaction, and what others take meanwhile
 _TOUCHES_KEPT: Final = 1 << 16
 _TOUCHES_WITH_PUT: Final = 128
 _TOUCHES_ALONE: Final = 1024
@@ -66,6 +69,7 @@ class Writer:
         self._bound: Final = FileBound(environment, self.space)
         self._staging: Final = Staging()
         self._touched: dict[bytes, None] = {}
+        self._vanished: set[bytes] = set()
         self._touch_lock: Final = threading.Lock()
 
     def put_many(self, items: Sequence[PutItem], call: Call) -> tuple[list[PutStatus], Exception | None]:
@@ -118,12 +122,17 @@ class Writer:
             try:
                 self._attempt(batch, again=attempt > 0)
             except (lmdb.Error, OSError) as e:
-                if put_status(e) is not PutStatus.FULL:
+                if not (is_full(e) or (is_io_error(e) and self._disk_is_full(batch))):
                     return e
             if not batch.waiting:
                 return None
         batch.give_up(PutStatus.FULL)
         return None
+
+    def _disk_is_full(self, batch: _Batch) -> bool:
+        """Whether an I/O error can come from a lack of room: evicting for a failing disk would only lose records."""
+        disk = os.statvfs(self.environment.data.parent)
+        return disk.f_bavail * disk.f_frsize < sum(batch.sizes[i] for i in batch.waiting) + _SPARE_DISK_BYTES
 
     def _needed(self, txn: Transaction, batch: _Batch) -> int:
         """Pages that the batch will add: its records that are not stored yet."""
@@ -156,36 +165,45 @@ class Writer:
         with self._env.begin(write=True) as txn:
             live = self.space.measure(txn)
             sequence = self._next_sequence(txn)
+            kinship = Kinship(self.environment, txn)
             for i in chosen:
-                if self._refresh(txn, batch.items[i].name, sequence):
+                name = batch.items[i].name
+                if self._refresh(txn, name, sequence):
                     results[i] = PutStatus.EXISTS
                 else:
                     live += self.space.pages(batch.sizes[i])
                     if live > self.space.limits.capacity:
                         continue
-                    self._store(txn, batch.items[i], Entry.of(batch.items[i], batch.sizes[i], sequence))
+                    remove(self.environment, txn, name, kinship)  # a line whose record somebody else took away
+                    entry = Entry.of(batch.items[i], batch.sizes[i], sequence)
+                    children_bytes = kinship.stored(name, entry.parent, entry.nbytes)
+                    self._store(txn, batch.items[i], entry, children_bytes)
                     results[i] = PutStatus.STORED
                 sequence += 1
+            kinship.settle()
             if not self._bound.spent():
                 self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
         return results
 
-    def _store(self, txn: Transaction, item: PutItem, entry: Entry) -> None:
+    def _store(self, txn: Transaction, item: PutItem, entry: Entry, children_bytes: int) -> None:
         txn.put(item.name, self._staging.gather(item.buffers), db=self._trees.records)
-        txn.put(item.name, entry.pack(), db=self._trees.index)
+        txn.put(item.name, entry.pack(children_bytes=children_bytes), db=self._trees.index)
         txn.put(sequence_key(entry.sequence), item.name, append=True, db=self._trees.recency)
 
     def _refresh(self, txn: Transaction, name: bytes, sequence: int) -> bool:
         """Move a stored record to the recent end; False when it is not stored."""
         found = txn.get(name, db=self._trees.index)
-        if found is None:
+        if found is None or not self._has_record(txn, name):
             return False
-        old = Entry.parse(found)
-        txn.delete(sequence_key(old.sequence), db=self._trees.recency)
+        txn.delete(sequence_key(sequence_of(found)), db=self._trees.recency)
         txn.put(sequence_key(sequence), name, append=True, db=self._trees.recency)
-        new = Entry(sequence, old.nbytes, old.head_bytes, old.codec_id)
-        txn.put(name, new.pack(), db=self._trees.index)
+        txn.put(name, refreshed(found, sequence), db=self._trees.index)
         return True
+
+    def _has_record(self, txn: Transaction, name: bytes) -> bool:
+        """Whether the record itself is there; touches no page of its payload."""
+        with txn.cursor(db=self._trees.records) as cursor:
+            return bool(cursor.set_key(name))
 
     def _next_sequence(self, txn: Transaction) -> int:
         """Microseconds now, or one more than the last: always larger, whatever the clock does."""
@@ -214,7 +232,26 @@ class Writer:
             if self._refresh(txn, name, sequence):
                 sequence += 1
 
-    def flush_touches(self) -> bool:
+    def note_vanished(self, names: Sequence[bytes]) -> None:
+        """Queue lines of the index whose records are gone; :meth:`tidy` takes them away."""
+        with self._touch_lock:
+            self._vanished.update(names)
+
+    def tidy(self) -> bool:
+        """Write one portion of what reads have queued; False when nothing is left."""
+        with self._touch_lock:
+            vanished = [self._vanished.pop() for _ in range(min(len(self._vanished), _DROP_RECORDS))]
+        if not vanished:
+            return self._flush_touches()
+        with self.environment.write_lock, self._env.begin(write=True) as txn:
+            kinship = Kinship(self.environment, txn)
+            for name in vanished:
+                if not self._has_record(txn, name):
+                    remove(self.environment, txn, name, kinship)
+            kinship.settle()
+        return True
+
+    def _flush_touches(self) -> bool:
         """Write one portion of queued uses; False when none is left, or no page to spare for them."""
         names = self._take_touches(_TOUCHES_ALONE)
         if not names or self._bound.spent():
@@ -231,7 +268,9 @@ class Writer:
                 break
             some = [n for n in names[start : start + _DROP_RECORDS] if 1 <= len(n) <= MAX_NAME_BYTES]
             with self.environment.write_lock, self._env.begin(write=True) as txn:
-                count += sum(remove(self.environment, txn, name) is not None for name in some)
+                kinship = Kinship(self.environment, txn)
+                count += sum(remove(self.environment, txn, name, kinship) is not None for name in some)
+                kinship.settle()
         return count
 
     def discard(self, name: bytes, header_checksum: int) -> None:
@@ -242,7 +281,9 @@ class Writer:
                 return
             short = len(found) < _HEADER_BYTES
             if short or struct.unpack_from("<Q", found, _CHECKSUM_AT)[0] == header_checksum:
-                remove(self.environment, txn, name)
+                kinship = Kinship(self.environment, txn)
+                remove(self.environment, txn, name, kinship)
+                kinship.settle()
 
     def reclaim(self) -> bool:
         """Delete one portion of the records under a dropped prefix; False when nothing is pending."""
@@ -252,14 +293,16 @@ class Writer:
             return False
         with self.environment.write_lock, self._env.begin(write=True) as txn:
             freed = count = 0
+            kinship = Kinship(self.environment, txn)
             with txn.cursor(db=self._trees.index) as cursor:
                 while count < _DROP_RECORDS and freed < _DROP_BYTES:
                     if not cursor.set_range(prefix) or not bytes(cursor.key()).startswith(prefix):
                         notes.finish_drop(self.environment, txn, prefix)
                         break
-                    entry = remove(self.environment, txn, bytes(cursor.key()))
+                    entry = remove(self.environment, txn, bytes(cursor.key()), kinship)
                     freed += entry.nbytes if entry is not None else 0
                     count += 1
+            kinship.settle()
         return True
 
     def shrink(self) -> bool:

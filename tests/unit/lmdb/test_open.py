@@ -318,9 +318,9 @@ def test_a_store_of_a_newer_format_is_refused(opener: Opener) -> None:
     assert session is not None
     assert session.environment is not None
     with session.environment.env.begin(db=session.environment.trees.notes, write=True) as txn:
-        txn.put(b"format", (2).to_bytes(8, "little"))
+        txn.put(b"format", (3).to_bytes(8, "little"))
     backend.close()
-    with pytest.raises(BackendUnavailableError, match="store format 2"):
+    with pytest.raises(BackendUnavailableError, match="store format 3"):
         opener()
 
 
