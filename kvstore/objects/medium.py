@@ -6,9 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import ClassVar, Final, Self
 
 from kvstore.types import Call
+
+_SKIP_BYTES: Final = 256 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,9 +35,14 @@ class ObjectBody(ABC):
 
     Attributes:
         nbytes: Length of this body.
+        modified: Unix time of the object's creation or refresh; 0.0 when the medium does not say.
+        gather_bytes: Records of about so many bytes together are read with one
+            :meth:`read_into_all`; 0 where that saves nothing, so that each is delivered once it is there.
     """
 
     nbytes: int
+    modified: float = 0.0
+    gather_bytes: ClassVar[int] = 0
 
     @abstractmethod
     def read_into(self, view: memoryview) -> None:
@@ -45,6 +52,19 @@ class ObjectBody(ABC):
             BackendTimeoutError: The call's deadline passed.
             BackendUnavailableError: The body ended early or the medium failed.
         """
+
+    def read_into_all(self, views: Sequence[memoryview]) -> None:
+        """Fill views one after the other; a medium that reads several at once overrides it."""
+        for view in views:
+            self.read_into(view)
+
+    def skip(self, nbytes: int) -> None:
+        """Pass over the next bytes; a medium that can seek overrides it."""
+        scratch = memoryview(bytearray(min(nbytes, _SKIP_BYTES)))
+        while nbytes:
+            part = scratch[: min(nbytes, _SKIP_BYTES)]
+            self.read_into(part)
+            nbytes -= part.nbytes
 
     @abstractmethod
     def close(self) -> None:
@@ -64,8 +84,9 @@ class ObjectMedium(ABC):
 
     Keys match ``[A-Za-z0-9/_.=-]{1,512}``.  A method ends about when its call's deadline passes.
     Whatever goes wrong is raised as :class:`~kvstore.errors.BackendError` of the fitting class:
-    ``BackendTimeoutError``, ``BackendUnavailableError``, ``BackendPermissionError`` (denied or
-    read-only), ``BackendFullError``.  An absent object is an answer, never an error.
+    ``BackendTimeoutError``, ``BackendUnavailableError``, ``BackendPermissionError`` (refused),
+    ``NotSupportedError`` (a write to a place that is read-only), ``BackendFullError``.  An absent
+    object is an answer, never an error.
     """
 
     @abstractmethod
@@ -102,6 +123,23 @@ class ObjectMedium(ABC):
     @abstractmethod
     def entries(self, prefix: str, call: Call) -> Iterator[ObjectInfo]:
         """List the objects whose keys start with ``prefix``, in any order."""
+
+    def backdate(self, key: str, by_s: float, call: Call) -> None:
+        """Make a new object count as that much older, where the medium keeps ages that can be set.
+
+        The engine asks for it so that, of one sequence, the tail is evicted before the head.
+        """
+
+    def overhead_bytes(self) -> int:
+        """Bytes taken besides the objects' own: directories, leftovers; 0 where nothing is."""
+        return 0
+
+    def maintain(self) -> None:
+        """Do small upkeep; called about once a second."""
+
+    def describe(self) -> dict[str, str]:
+        """Facts for ``stat`` and ``doctor``; no secrets."""
+        return {}
 
     def close(self) -> None:
         """Release connections and files; idempotent."""
