@@ -1,1 +1,1 @@
-"""The S3 backend of kvstore."""
+"""S3 backend of kvstore: a tier in a bucket, shared by machines."""
