@@ -243,7 +243,8 @@ class Backend(ABC):
         """Hand each stored record to ``receive``; return one status per name, in order.
 
         ``receive`` may be called in any order and from any thread unless ``CALLER_READS`` is
-        declared.  Exceptions from ``receive`` propagate after resources are released.
+        declared, and never after the method has returned.  Exceptions from ``receive`` propagate
+        after resources are released.
         """
         buffers: dict[int, bytearray] = {}
 
@@ -261,7 +262,8 @@ class Backend(ABC):
     ) -> list[ReadStatus]:
         """Read records into the buffers that ``place`` gives; ``done(i)`` follows each full one.
 
-        The buffers of one record are a scatter list whose total length is ``info.nbytes``.
+        The buffers of one record are a scatter list whose total length is ``info.nbytes``.  After
+        the method has returned nothing calls back or writes into them any more.
         """
 
         def receive(i: int, view: memoryview) -> None:

@@ -80,6 +80,8 @@ class MemoryBackend(Backend):
 
     def _put(self, item: PutItem) -> PutStatus:
         context = self._opened()
+        if context.read_only:
+            return PutStatus.READ_ONLY
         capacity = context.capacity_bytes
         if capacity is not None and item.nbytes > capacity:
             return PutStatus.TOO_LARGE
@@ -124,6 +126,7 @@ class MemoryBackend(Backend):
 
     def discard(self, name: bytes, header_checksum: int) -> None:
         """Drop the record unless it was repaired meanwhile."""
+        self._opened()
         with self._lock:
             found = self._records.get(name)
             if found is None:
@@ -134,6 +137,7 @@ class MemoryBackend(Backend):
 
     def epoch(self, namespace: bytes, *, bump: bool = False) -> bytes:
         """Keep epochs beside the records."""
+        self._opened()
         with self._lock:
             if bump or namespace not in self._epochs:
                 self._epochs[namespace] = os.urandom(8)

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from kvstore.loads import L1, Loads, Served
+from kvstore.fetch import Fetch, patience
+from kvstore.l2.part import Part
+from kvstore.l2.reader import FAILED_VERIFICATION, leading_run
+from kvstore.loads import Loads
+from kvstore.promotion import Promotion
 from kvstore.results import Lookup
+from kvstore.served import L1, Served
 from kvstore.types import BlockStatus, Presence
 
 if TYPE_CHECKING:
@@ -43,6 +49,7 @@ class Reads:
         by_tier = {} if stack.l1 is None else {L1: 0}
         by_tier |= {open_tier.tier.name: 0 for open_tier in stack}
         done = 0
+        served = Served(key)
         while done < n and time.monotonic() < until:
             start = done
             if stack.l1 is not None:
@@ -50,10 +57,16 @@ class Reads:
                 by_tier[L1] += run
                 done += run
             for open_tier in stack:
-                if done < n:
-                    run = open_tier.tier.leading(key.kind, digests[done:], until)
-                    by_tier[open_tier.tier.name] += run
-                    done += run
+                tier = open_tier.tier
+                if done == n or served.useless(tier.name, done):
+                    continue
+                found = tier.ask_leading(key, done, patience(stack, open_tier, until))
+                if found is None:
+                    served.silent.add(tier.name)
+                    continue
+                by_tier[tier.name] += found
+                served.note(tier.name, done, found)
+                done += found
             if done == start:
                 break
         return Lookup(done, done * key.block_tokens, by_tier)
@@ -70,7 +83,7 @@ class Reads:
             if not todo:
                 break
             tier = open_tier.tier
-            answers = tier.presence(key.kind, [digests[i] for i in todo], tier.call(until))
+            answers = tier.presence(Part(key, todo), tier.call(patience(stack, open_tier, until)))
             for i, answer in zip(todo, answers, strict=True):
                 if answer is not Presence.ABSENT:
                     found[i] = answer
@@ -82,7 +95,7 @@ class Reads:
         """Copy the longest available prefix; returns the blocks delivered."""
         stack, until, n = self._stack, self._until(), len(key)
         done = 0
-        served = Served(key)
+        served = Served(key, rows)
         while done < n:
             start = done
             run = self._get_l1(key, rows, done)
@@ -91,7 +104,9 @@ class Reads:
             for open_tier in stack:
                 if done == n or time.monotonic() >= until:
                     break
-                run = self._get_tier(open_tier, key, rows, done, until)
+                if served.useless(open_tier.tier.name, done):
+                    continue
+                run = self._get_tier(open_tier, served, rows, done, until)
                 served.note(open_tier.tier.name, done, run)
                 done += run
             if done == start:
@@ -120,28 +135,28 @@ class Reads:
         finally:
             l1.unpin(entries)
 
-    def _get_tier(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
+    def _get_tier(self, open_tier: OpenTier, served: Served, rows: Rows, start: int, until: float) -> int:
         tier = open_tier.tier
         # Decoding in several threads and then copying beats decoding here; a raw block is one copy from here.
-        shared = tier.decoding and tier.shares(len(key) - start, self._stack.identity.spec.nbytes)
+        shared = tier.decoding and tier.shares(len(served.key) - start, self._stack.identity.spec.nbytes)
         if tier.direct and not shared:
-            return self._get_direct(open_tier, key, rows, start, until)
+            return self._get_direct(open_tier, served, rows, start, until)
         done = start
-        for fetched in self._loads.fetch(open_tier, key, start, until):
-            try:
-                for block in fetched:
-                    np.copyto(rows.target(done), block.data)
-                    rows.commit(done)
-                    done += 1
-            finally:
-                self._loads.let_go(fetched)
+        with contextlib.closing(Fetch(self._stack, open_tier, served, until).leading(start)) as chunks:
+            for chunk in chunks:
+                try:
+                    for block in chunk.blocks:
+                        np.copyto(rows.target(done), block.data)
+                        rows.commit(done)
+                        done += 1
+                finally:
+                    chunk.let_go()
         return done - start
 
-    def _get_direct(self, open_tier: OpenTier, key: KVCacheKey, rows: Rows, start: int, until: float) -> int:
+    def _get_direct(self, open_tier: OpenTier, served: Served, rows: Rows, start: int, until: float) -> int:
         """Verify blocks where they lie and copy each once, into the caller's memory."""
-        tier = open_tier.tier
-        digests = key.digests[start:]
-        promotion = self._loads.promotion(open_tier, key, start)
+        tier, key = open_tier.tier, served.key
+        promotion = Promotion(self._stack, open_tier, key, start)
 
         def sink(i: int, block: OpenBlock) -> None:
             target = rows.target(start + i)
@@ -154,11 +169,12 @@ class Reads:
             rows.commit(start + i)
 
         try:
-            statuses = open_tier.reader.direct(key.kind, digests, sink, tier.call(until, leading_only=True))
+            statuses = open_tier.reader.direct(Part.rest(key, start), sink, tier.call(until, leading_only=True))
         except BaseException:  # the destination's own error, or KeyboardInterrupt: the reserved slots go back
             promotion.publish(0)
             raise
-        run = next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
+        served.note_corrupt(tier.name, [i for i, s in enumerate(statuses, start) if s in FAILED_VERIFICATION])
+        run = leading_run(statuses)
         promotion.publish(run)
         return run
 
@@ -168,7 +184,7 @@ class Reads:
         """Copy every available block; one status per block."""
         stack, until = self._stack, self._until()
         statuses = [BlockStatus.ABSENT] * len(key)
-        served = Served(key)
+        served = Served(key, rows)
         served.note_each(L1, range(len(key)), self._each_l1(key, rows))
         for i in served.blocks(L1):
             statuses[i] = BlockStatus.DELIVERED
@@ -176,9 +192,11 @@ class Reads:
             todo = [i for i, status in enumerate(statuses) if status is not BlockStatus.DELIVERED]
             if not todo or time.monotonic() >= until:
                 break
-            answers = self._each_tier(open_tier, key, todo, rows, until)
+            answers = self._each_tier(open_tier, served, todo, rows, until)
             got = [i for i, answer in zip(todo, answers, strict=True) if answer is BlockStatus.DELIVERED]
             served.note_each(open_tier.tier.name, todo, got)
+            bad = [i for i, answer in zip(todo, answers, strict=True) if answer in FAILED_VERIFICATION]
+            served.note_corrupt(open_tier.tier.name, bad)
             for i, answer in zip(todo, answers, strict=True):
                 if answer is not BlockStatus.ABSENT:
                     statuses[i] = answer
@@ -199,15 +217,14 @@ class Reads:
         return list(resident)
 
     def _each_tier(
-        self, open_tier: OpenTier, key: KVCacheKey, todo: Sequence[int], rows: Rows, until: float
+        self, open_tier: OpenTier, served: Served, todo: Sequence[int], rows: Rows, until: float
     ) -> list[BlockStatus]:
         tier = open_tier.tier
-        digests = [key.digests[i] for i in todo]
         if not tier.direct:
-            return self._loads.each(open_tier, key, todo, rows, until)
+            return Fetch(self._stack, open_tier, served, until).each(todo, rows)
 
         def sink(k: int, block: OpenBlock) -> None:
             block.write_into(rows.target(todo[k]).data)
             rows.commit(todo[k])
 
-        return open_tier.reader.direct(key.kind, digests, sink, tier.call(until))
+        return open_tier.reader.direct(Part(served.key, todo), sink, tier.call(until))

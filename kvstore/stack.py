@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import threading
 import time
@@ -10,59 +11,32 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
-from kvstore.backend import Backend, BackendContext
 from kvstore.counting import Counting
-from kvstore.errors import BackendError, BackendUnavailableError, ConfigError, KVStoreError, PluginError
+from kvstore.demotion import Demotions
+from kvstore.errors import BackendError, KVStoreError
 from kvstore.events import CacheEvent, EventKind
 from kvstore.l1.cache import L1Cache
-from kvstore.l2.reader import TierReader
 from kvstore.l2.shelf import CodecShelf
-from kvstore.l2.tier import Tier, TierSettings
-from kvstore.l2.writer import Writer
-from kvstore.seen import SeenOnce
+from kvstore.opening import AbsentTiers, Identity, OpenTier, TierListeners, TierOpener
+from kvstore.queueing import Queueing
+from kvstore.seen import SeenOnce, Settled
 from kvstore.stats import CacheCounters, Health, Stats, TierHealth, TierStats
 
 if TYPE_CHECKING:
-    from kvstore.config import Config, TierConfig
-    from kvstore.namespace import Namespace
+    from kvstore.config import Config
+    from kvstore.l2.tier import Tier, TierSettings
     from kvstore.plugins import Registry
-    from kvstore.spec import BlockSpec
 
 logger = logging.getLogger("kvstore.cache")
 
+__all__ = ["Events", "Identity", "OpenTier", "Stack"]
+
 _UPKEEP_S: Final = 1.0
+_UPKEEP_JOIN_S: Final = 0.5  # a round takes milliseconds unless a medium hangs
 _CLOSE_S: Final = 4.0  # of the 5 s a close may take; the rest is for the backends
-_QUEUE_WITHOUT_L1: Final = 256 << 20  # bytes; a quarter of L1's default otherwise
+_DRAIN_SHARE: Final = 0.6  # of that, for queueing blocks that only L1 holds
+_SETTLED_ROUNDS: Final = 10  # upkeep rounds after which uses are told to tiers for hot blocks again
 _MAX_EVENTS: Final = 4096  # per upkeep round; more are dropped rather than held
-
-
-@dataclass(frozen=True, slots=True)
-class Identity:
-    """What the bytes of one cache are.
-
-    Attributes:
-        spec: Shape and dtype of its blocks.
-        namespace: Who computed them.
-        digest: 16 bytes covering both.
-    """
-
-    spec: BlockSpec
-    namespace: Namespace
-    digest: bytes
-
-
-@dataclass(slots=True)
-class OpenTier:
-    """An L2 tier with its read and its write side."""
-
-    tier: Tier
-    reader: TierReader
-    writer: Writer
-
-    @property
-    def hot_only(self) -> bool:
-        """Whether the tier takes a block at its second use only."""
-        return self.tier.settings.config.admit == "hot"
 
 
 @dataclass(slots=True)
@@ -96,19 +70,33 @@ class Stack:
         """Blocks that a tier delivered once; the second time they are promoted into L1."""
         self.put_once = SeenOnce()
         """Blocks that were put or used once; tiers with ``admit = "hot"`` take them the second time."""
+        self.settled = Settled()
+        """Blocks that every tier with ``admit = "hot"`` is known to hold."""
         self._observers = registry.observers()
         self.events = Events(wanted=bool(self._observers))
-        self.shelf = CodecShelf(registry, identity.spec, identity.digest)
         self.marks = threading.Lock()
         """Guards the ``stored`` and ``pending`` masks of L1 entries."""
         self.l1 = self._make_l1()
-        self.tiers: list[OpenTier] = []
-        self.failed: dict[str, str] = {}
+        self.queueing = Queueing(self.l1, self.marks, identity.spec.nbytes)
+        self.demotions = self._make_demotions()
+        self.tiers: tuple[OpenTier, ...] = ()
+        """Open tiers in lookup order; replaced as a whole when one joins."""
+        self.hot_tiers: tuple[OpenTier, ...] = ()
+        listeners = TierListeners(self._removed, self._cleared_elsewhere, self._emit)
+        shelf = CodecShelf(registry, identity.spec, identity.digest)
+        opener = TierOpener(config, identity, registry, shelf, listeners)
+        self._absent = AbsentTiers(opener, self._joined)
+        self._changing = threading.Lock()
         self._stop = threading.Event()
         self._upkeep: threading.Thread | None = None
         try:
             for index, tier_config in enumerate(config.l2):
-                self._open_tier(index, tier_config)
+                try:
+                    self._joined(opener.open(index))
+                except BackendError as e:
+                    if tier_config.required:
+                        raise
+                    self._absent.add(tier_config.name, index, e)
         except BaseException:
             self.close()
             raise
@@ -130,44 +118,24 @@ class Stack:
         l1.reclaim = self._take_back
         return l1
 
-    def _open_tier(self, index: int, config: TierConfig) -> None:
-        plugin = self.registry.backend(config.backend)
-        settings = TierSettings(
-            config=config,
-            plugin=plugin,
-            index=index,
-            deadline_s=config.deadline or plugin.default_deadline_s or self.config.defaults.deadline,
-            queue_bytes=config.queue or self._default_queue_bytes(),
-            namespace=self.identity.digest,
-            on_new_epoch=self._cleared_elsewhere,
-            on_event=self._emit,
-        )
-        backend = self.registry.create_backend(config.backend)
-        context = BackendContext(
-            tier=config.name,
-            options=config.options,
-            capacity_bytes=config.capacity if config.capacity is not None else plugin.default_capacity_bytes,
-            durability=config.durability,
-            namespace=self.identity.digest,
-            namespace_json=self.identity.namespace.to_json(self.identity.spec),
-            removed=lambda names: self._removed(settings, names),
-        )
-        try:
-            _open_backend(backend, context, config.backend)
-        except BackendError as e:
-            if config.required:
-                raise
-            self.failed[config.name] = str(e)
-            logger.warning("tier %r is not available and will be left out: %s", config.name, e)
-            return
-        tier = Tier(settings, backend)
-        writer = Writer(tier, self.shelf, on_stored=lambda digests: self._emit("stored", config.name, digests))
-        self.tiers.append(OpenTier(tier, TierReader(tier, self.shelf), writer))
+    def _make_demotions(self) -> Demotions | None:
+        if self.l1 is None or all(tier.admit != "evicted" for tier in self.config.l2):
+            return None
+        return Demotions(self.l1, self.queueing, self.identity.spec.nbytes)
 
-    def _default_queue_bytes(self) -> int:
-        l1 = self.config.l1
-        wanted = l1.capacity // 4 if l1.enabled else _QUEUE_WITHOUT_L1
-        return max(wanted, self.identity.spec.nbytes)
+    def _joined(self, open_tier: OpenTier) -> None:
+        """Take in an open tier, now or later; one that comes after the close is closed."""
+        with self._changing:
+            late = self._stop.is_set()
+            if not late:
+                tiers = sorted((*self.tiers, open_tier), key=lambda t: t.tier.settings.index)
+                self.tiers = tuple(tiers)
+                self.hot_tiers = tuple(t for t in tiers if t.admit == "hot")
+                if self.demotions is not None:
+                    self.demotions.use([t for t in tiers if t.admit == "evicted"])
+        if late:
+            open_tier.tier.close()
+        self.settled.clear()
 
     # -- what tiers tell
 
@@ -183,10 +151,20 @@ class Stack:
         """Drop what is remembered about uses, after a clear."""
         self.seen.clear()
         self.put_once.clear()
+        self.settled.clear()
+
+    def second_uses(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these had a use before this one, which is noted; none without tiers for hot blocks."""
+        if not self.hot_tiers:
+            return set()
+        before = self.put_once.among(digests)
+        self.put_once.note(digests)
+        return before
 
     def _removed(self, settings: TierSettings, names: Sequence[bytes]) -> None:
         """Blocks that a medium evicted are no longer known to be there."""
         digests = [name[17:] for name in names]
+        self.settled.forget(digests)
         if self.l1 is not None:
             kept = ~(1 << settings.index)
             entries = [e for e in self.l1.pin_each(digests) if e is not None]
@@ -206,7 +184,12 @@ class Stack:
     # -- upkeep
 
     def _run_upkeep(self) -> None:
-        while not self._stop.wait(_UPKEEP_S):
+        for rounds in itertools.count(1):
+            if self._stop.wait(_UPKEEP_S):
+                return
+            self._absent.retry()
+            if rounds % _SETTLED_ROUNDS == 0:
+                self.settled.clear()
             for open_tier in self.tiers:
                 open_tier.tier.maintain()
             if self.l1 is not None:
@@ -233,7 +216,7 @@ class Stack:
     def _tier_stats(self, open_tier: OpenTier) -> TierStats:
         tier = open_tier.tier
         counters, queued = tier.counters.snapshot(), open_tier.writer.queued_bytes
-        usage = tier.usage()
+        usage = open_tier.gauge.usage()
         if usage is None:
             return TierStats(tier.name, counters, queued)
         return TierStats(
@@ -244,12 +227,13 @@ class Stack:
             payload_bytes=usage.payload_bytes,
             file_bytes=usage.file_bytes,
             capacity_bytes=usage.capacity_bytes,
+            orphaned_bytes=usage.orphaned_bytes,
         )
 
     def health(self) -> Health:
         """State of every tier."""
         tiers = {t.tier.name: _health_of(t.tier) for t in self.tiers}
-        tiers |= {name: TierHealth("down", error) for name, error in self.failed.items()}
+        tiers |= {name: TierHealth("down", error) for name, error in self._absent.errors.items()}
         if all(t.state == "ok" for t in tiers.values()):
             return Health("ok", tiers)
         serving = self.l1 is not None or any(t.state != "down" for t in tiers.values())
@@ -270,7 +254,12 @@ class Stack:
     def close(self) -> None:
         """Write out what fits into the time, then release everything; at most about 5 s."""
         deadline = time.monotonic() + _CLOSE_S
-        self._stop.set()
+        with self._changing:
+            self._stop.set()
+        if self.demotions is not None:
+            self.demotions.drain(time.monotonic() + _DRAIN_SHARE * _CLOSE_S)
+        if self._upkeep is not None:  # it may be with a tier at the moment
+            self._upkeep.join(_UPKEEP_JOIN_S)
         closers = [threading.Thread(target=self._close_tier, args=(t, deadline), daemon=True) for t in self.tiers]
         for closer in closers:
             closer.start()
@@ -290,17 +279,6 @@ class Stack:
 
     def __iter__(self) -> Iterator[OpenTier]:
         return iter(self.tiers)
-
-
-def _open_backend(backend: Backend, context: BackendContext, plugin: str) -> None:
-    """Open a backend; whatever else than the contract's errors it raises becomes one of them."""
-    try:
-        backend.open(context)
-    except (ConfigError, PluginError, BackendError):
-        raise
-    except Exception as e:
-        msg = f"tier {context.tier!r}: backend {plugin!r} raised {type(e).__name__} when it was opened: {e}"
-        raise BackendUnavailableError(msg) from e
 
 
 def _health_of(tier: Tier) -> TierHealth:

@@ -45,6 +45,8 @@ class TierStats:
         payload_bytes: Bytes that count against the capacity; -1 when the tier cannot say.
         file_bytes: Bytes really taken from the medium; -1 when the tier cannot say.
         capacity_bytes: The configured bound, 0 when unbounded.
+        orphaned_bytes: Bytes of records that no prefix reaches, because their parent left the medium;
+            0 when the tier does not look.
     """
 
     name: str
@@ -54,6 +56,7 @@ class TierStats:
     payload_bytes: int = -1
     file_bytes: int = -1
     capacity_bytes: int = 0
+    orphaned_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

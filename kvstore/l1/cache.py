@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstore.errors import ClosedError
 from kvstore.eviction import EvictionPolicy
@@ -39,6 +39,9 @@ class L1Cache:
         pool: The slots; copy through ``pool.payload(slot)``.
         reclaim: Set by whoever queues writes: ``reclaim(n)`` takes back up to ``n`` of the newest
             queued writes, unpins their entries and returns how many.  Called without the lock.
+        before_eviction: Set by whoever keeps blocks that leave: called with the number of slots that
+            are about to be taken, without the lock, so that it can pin and save some of the victims,
+            and wait a moment for that.
         generation: Goes up with every :meth:`clear`.
 
     Raises:
@@ -59,6 +62,7 @@ class L1Cache:
         self.spec = spec
         self.pool = SlabPool(spec.nbytes, capacity_bytes, populate=populate)
         self.reclaim: Callable[[int], int] | None = None
+        self.before_eviction: Callable[[int], None] | None = None
         self.generation = 0
         self._index = BlockIndex(self.pool, policy(self.pool.n_slots))
         self._lock = threading.Lock()
@@ -85,6 +89,17 @@ class L1Cache:
         """Say for each block whether it is resident; advisory, pins nothing."""
         self._enter()
         return list(map(self._index.entries.__contains__, digests))
+
+    def ancestors(self, digest: bytes) -> list[bytes]:
+        """Return the resident blocks that lead without a hole to ``digest``, itself included, head first."""
+        self._enter()
+        find = self._index.entries.get  # single dict reads, as in leading()
+        found: list[bytes] = []
+        entry = find(digest)
+        while entry is not None:
+            found.append(entry.digest)
+            entry = None if entry.parent is None else find(entry.parent)
+        return found[::-1]
 
     def pin_leading(self, digests: Sequence[bytes]) -> list[Entry]:
         """Pin the resident blocks up to the first hole; give each pin back with :meth:`unpin`.
@@ -151,6 +166,8 @@ class L1Cache:
         """
         self._enter()
         wanted = min(n_blocks, self.pool.n_slots)
+        if self.before_eviction is not None:
+            self.before_eviction(wanted)
         with self._lock:
             slots = self._index.take_slots(wanted)
             starved = len(slots) < wanted and self._index.pinned > 0
@@ -220,6 +237,27 @@ class L1Cache:
         with self._lock:
             self._index.clear()
             self.generation += 1
+
+    def room(self) -> tuple[int, int]:
+        """Return the free slots, and the blocks evicted since open."""
+        with self._lock:
+            return self.pool.n_free, self._index.evictions
+
+    def pin_victims(self, choose: Callable[[Iterator[Entry]], list[Entry]]) -> list[Entry]:
+        """Pin some of the blocks that leave next; give each pin back with :meth:`unpin`.
+
+        Args:
+            choose: Gets the resident entries, pinned ones included, the next victim first, and returns
+                those to be pinned.  Runs under the lock, so it must be quick and call nothing of L1.
+        """
+        self._enter()
+        with self._lock:
+            return self._index.pin_victims(choose)
+
+    def watch_evictions(self, on_evicted: Callable[[Entry], None]) -> None:
+        """Call ``on_evicted`` with every block that is evicted, under the lock: it must be quick."""
+        with self._lock:
+            self._index.on_evicted = on_evicted
 
     def keep_evicted(self, n_blocks: int) -> None:
         """Remember the digests of the last ``n_blocks`` evicted blocks for :meth:`drain_evicted`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from kvstore.errors import PluginError
 from kvstore.eviction import EvictionPolicy
@@ -30,6 +30,7 @@ class BlockIndex:
         entries: Digest to resident entry.
         dropped: What finalizers and releases announced; :meth:`drain` takes it back.
         evicted: Digests of evicted blocks, if somebody wants them.
+        on_evicted: Told each entry that was evicted, if somebody wants to know; must be quick.
         idle: Resident entries without pins: all that can be evicted.
         pinned: Entries with pins, dead ones included.
         evictions: Blocks evicted so far.
@@ -41,6 +42,7 @@ class BlockIndex:
         self.lineage = Lineage(self.entries)
         self.dropped: Dropped = deque()
         self.evicted: deque[bytes] | None = None
+        self.on_evicted: Callable[[Entry], None] | None = None
         self.policy = policy
         self.idle = 0
         self.pinned = 0
@@ -201,7 +203,20 @@ class BlockIndex:
         self.evictions += 1
         if self.evicted is not None:
             self.evicted.append(digest)
+        if self.on_evicted is not None:
+            self.on_evicted(entry)
         return entry.slot
+
+    def pin_victims(self, choose: Callable[[Iterator[Entry]], list[Entry]]) -> list[Entry]:
+        """Pin what ``choose`` picks from the resident entries, which it gets in the order of eviction.
+
+        Of a policy that lists its blocks in another order than it evicts them, the wrong ones may be
+        picked.
+        """
+        chosen = choose(entry for entry in map(self.entries.get, self.policy) if entry is not None)
+        for entry in chosen:
+            self.pin(entry)
+        return chosen
 
     def _evictable(self, digest: bytes) -> bool:
         return not self.entries[digest].pins

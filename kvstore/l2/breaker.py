@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ class Breaker:
     Closed: everything passes.  When one kind of operation fails :data:`FAILURES_TO_OPEN` times in
     a row it opens and nothing passes for a pause.  Then operations pass one at a time (half-open):
     a failure doubles the pause up to :data:`LONGEST_PAUSE_S`; only a success of the kind that
-    failed closes the breaker, so a medium that answers existence but no reads stays suspected.
+    failed, or of one that proves more, closes the breaker: a medium that answers existence but no
+    reads stays suspected.
     """
 
     def __init__(
@@ -41,6 +43,7 @@ class Breaker:
         self._pause_s = FIRST_PAUSE_S
         self._open_until = 0.0
         self._probing = False
+        self._probe_ends = 0.0
         self._last_error = ""
         self._last_log = -_LOG_INTERVAL_S
 
@@ -57,24 +60,46 @@ class Breaker:
         """Text of the newest failure; empty once its kind of operation went well again."""
         return self._last_error if self._failures else ""
 
-    def allow(self) -> bool:
-        """Whether an operation may be tried now; if so, ``succeeded``, ``failed`` or ``left`` must follow."""
+    def allow(self, patience_s: float = math.inf) -> bool:
+        """Whether an operation may be tried now; if so, ``succeeded``, ``failed`` or ``left`` must follow.
+
+        Args:
+            patience_s: Seconds after which an operation that was let through while the breaker is
+                open, and of which nothing was heard, counts as failed.
+        """
         if not self._open:  # racy read on purpose: the healthy path takes no lock
             return True
+        now = self._clock()
         with self._lock:
             if not self._open:
                 return True
-            if self._probing or self._clock() < self._open_until:
+            if self._probing and now >= self._probe_ends:
+                self._pause(now)
+            if self._probing or now < self._open_until:
                 return False
             self._probing = True
+            self._probe_ends = now + patience_s
             return True
 
-    def succeeded(self, operation: str) -> None:
-        """Note an operation that went well."""
+    def _pause(self, now: float) -> None:
+        self._probing = False
+        self._open = True
+        self._open_until = now + self._pause_s
+        self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+
+    def succeeded(self, operation: str, *, proves_all: bool = False) -> None:
+        """Note an operation that went well.
+
+        Args:
+            operation: Its kind.
+            proves_all: It does all that the other kinds need, so that their failures are over, too.
+        """
         if not self._failures:
             return
         with self._lock:
             self._probing = False
+            if proves_all:
+                self._failures.clear()
             self._failures.pop(operation, None)
             closing = self._open and all(n < FAILURES_TO_OPEN for n in self._failures.values())
             if closing:
@@ -102,9 +127,7 @@ class Breaker:
             self._probing = False
             opening = not self._open and self._failures[operation] >= FAILURES_TO_OPEN
             if self._failures[operation] >= FAILURES_TO_OPEN:
-                self._open = True
-                self._open_until = now + self._pause_s
-                self._pause_s = min(2 * self._pause_s, LONGEST_PAUSE_S)
+                self._pause(now)
             log = now - self._last_log >= _LOG_INTERVAL_S
             if log:
                 self._last_log = now

@@ -6,6 +6,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from kvstore.l2.gauge import Gauge
     from kvstore.l2.tier import Tier
 
 AUTO: Final = "auto"
@@ -20,8 +21,9 @@ class CodecChoice:
     its capacity is used.  Whether a block compresses at all is decided per block by the encoder.
     """
 
-    def __init__(self, tier: Tier) -> None:
+    def __init__(self, tier: Tier, gauge: Gauge) -> None:
         self._tier = tier
+        self._gauge = gauge
         self._configured = tier.settings.config.codec
         self._checked_at = float("-inf")
         self._pressed = False
@@ -39,7 +41,7 @@ class CodecChoice:
         now = time.monotonic()
         if now - self._checked_at >= _USAGE_AGE_S:
             self._checked_at = now
-            usage = self._tier.usage()
+            usage = self._gauge.usage()
             self._pressed = bool(
                 usage and usage.capacity_bytes and usage.payload_bytes >= raw_below * usage.capacity_bytes
             )

@@ -23,6 +23,8 @@ class TierCounters:
     refused_queue_full: int = 0
     refused_medium: int = 0
     stores_dropped: int = 0
+    repaired: int = 0
+    lost_from_l1: int = 0
     corrupt: int = 0
     key_mismatch: int = 0
     spec_mismatch: int = 0

@@ -7,95 +7,34 @@ owns, so that a read which outlives its deadline can never touch a caller's buff
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
-from kvstore.errors import BackendError, BackendTimeoutError, CorruptRecordError, KVStoreError, PluginError
+from kvstore.errors import BackendError, BackendTimeoutError, KVStoreError, PluginError
+from kvstore.l2.border import READING
+from kvstore.l2.landing import Frames, Landing
+from kvstore.l2.receiver import Placer, Receiver, Sink
 from kvstore.l2.workers import Job, strided
 from kvstore.types import BlockStatus, Call, ReadStatus
 
 if TYPE_CHECKING:
-    from kvstore.blocks import OpenBlock
+    from kvstore.l2.bad_record import BadRecord
+    from kvstore.l2.part import Part
     from kvstore.l2.shelf import CodecShelf
     from kvstore.l2.tier import Tier
 
-Sink = Callable[[int, "OpenBlock"], None]
-"""``sink(i, block)``: take verified block ``i``; runs while the medium's view is valid."""
+FAILED_VERIFICATION: Final = frozenset({BlockStatus.CORRUPT, BlockStatus.MISMATCH})
+"""Statuses of blocks whose record was there and was not the one asked for."""
 
-_CHECKSUM_END = 192
-_STATUS = {
-    ReadStatus.OK: BlockStatus.ABSENT,  # said OK but delivered nothing: overwritten when it did
-    ReadStatus.ABSENT: BlockStatus.ABSENT,
-    ReadStatus.SKIPPED: BlockStatus.ABSENT,
-    ReadStatus.TIMEOUT: BlockStatus.TIMEOUT,
-    ReadStatus.UNAVAILABLE: BlockStatus.UNAVAILABLE,
-    ReadStatus.DENIED: BlockStatus.UNAVAILABLE,
-}
-_MISMATCH_REASONS = frozenset({"key", "spec"})
+NO_ANSWER: Final = frozenset({BlockStatus.TIMEOUT, BlockStatus.UNAVAILABLE})
+"""Statuses that say nothing about whether the block is there."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Bad:
-    name: bytes
-    header_checksum: int
-    error: CorruptRecordError
-
-
-@dataclass(frozen=True, slots=True)
-class _Share:
-    """The part of a read that one thread does."""
-
-    indices: range
-    call: Call
-    job: Job[list[BlockStatus]]
-
-
-class _Receiver:
-    """Verifies the records of one backend call and passes the good ones on."""
-
-    def __init__(
-        self, reader: TierReader, names: Sequence[bytes], digests: Sequence[bytes], sink: Sink, call: Call
-    ) -> None:
-        self._tier = reader.tier
-        self._decoder = reader.shelf.decoder()
-        self._names = names
-        self._digests = digests
-        self._sink = sink
-        self._call = call
-        self.delivered: set[int] = set()
-        self.bad: dict[int, _Bad] = {}
-        self.sink_error: Exception | None = None
-
-    def __call__(self, i: int, view: memoryview) -> None:
-        if self.sink_error is not None:
-            return
-        try:
-            block = self._decoder.open(view, self._digests[i])
-        except CorruptRecordError as e:
-            short = view.nbytes < _CHECKSUM_END
-            checksum = 0 if short else int.from_bytes(view[_CHECKSUM_END - 8 : _CHECKSUM_END], "little")
-            self.bad[i] = _Bad(self._names[i], checksum, e)
-            if self._call.leading_only:
-                self._call.cancel()
-            return
-        try:
-            self._sink(i, block)
-        except Exception as e:  # noqa: BLE001 - the destination's fault, raised to its owner and not blamed on the tier
-            self.sink_error = e
-            self._call.cancel()
-            return
-        self._tier.decoding = not block.is_raw
-        self._decoder.recycle()
-        self.delivered.add(i)
-
-    def status(self, i: int, said: ReadStatus) -> BlockStatus:
-        if i in self.delivered:
-            return BlockStatus.DELIVERED
-        bad = self.bad.get(i)
-        if bad is not None:
-            return BlockStatus.MISMATCH if bad.error.reason in _MISMATCH_REASONS else BlockStatus.CORRUPT
-        return _STATUS[said]
+def leading_run(statuses: Sequence[BlockStatus]) -> int:
+    """How many blocks were delivered before the first that was not."""
+    return next((i for i, s in enumerate(statuses) if s is not BlockStatus.DELIVERED), len(statuses))
 
 
 class TierReader:
@@ -104,122 +43,186 @@ class TierReader:
     def __init__(self, tier: Tier, shelf: CodecShelf) -> None:
         self.tier = tier
         self.shelf = shelf
+        self.frames = Frames(shelf.shape)
+        """Staging memory of this tier's reads."""
 
-    def direct(self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call) -> list[BlockStatus]:
+    def direct(self, part: Part, sink: Sink, call: Call) -> list[BlockStatus]:
         """Read in the calling thread; ``sink`` gets blocks in order.
 
         With ``call.leading_only`` the sink gets the leading run only: nothing after the first
         block that is absent or fails verification.  What ``sink`` raises is raised here.
         """
-        return self._read(kind, digests, sink, call, in_worker=False)
-
-    def pooled(self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call) -> list[BlockStatus]:
-        """Read in the tier's threads into ``landing`` buffers, waiting at most the deadline."""
-        started: list[_Share] = []
-        try:
-            failure = self._start(kind, digests, landing, call, started)
-            return self._collect(len(digests), landing, started, failure)
-        except BaseException:  # interrupted: what still runs keeps its buffers until it ends
-            for share in started:
-                if not share.job.wait(0):
-                    landing.abandoned.update(share.indices)
-            raise
-
-    def _read(
-        self, kind: int, digests: Sequence[bytes], sink: Sink, call: Call, *, in_worker: bool
-    ) -> list[BlockStatus]:
-        """Read in the current thread; what was verified counts, even if the backend fails afterwards."""
-        n = len(digests)
-        names = self.tier.guarded("epoch", lambda: self.tier.names(kind, digests))
+        names = self.tier.guarded("epoch", lambda: self.tier.names_of(part, call))
         if names is None:
-            return [BlockStatus.UNAVAILABLE] * n
-        receiver = _Receiver(self, names, digests, sink, call)
-        said = self.tier.guarded("get_many", lambda: self.tier.read(names, receiver, call))
-        self._condemn(receiver, in_worker=in_worker)
+            return [BlockStatus.UNAVAILABLE] * len(part)
+        receiver = Receiver(self.shelf, names, part.digests, sink, call)
+        said = self.tier.guarded(READING, lambda: self.tier.read(names, receiver.receive, call))
+        return self._conclude(receiver, said, len(part), in_worker=False)
+
+    def begin(self, part: Part, landing: Landing, call: Call) -> PooledRead:
+        """Start to read in the tier's threads; while the tier is suspended nothing is started."""
+        if self.tier.suspended:
+            self.tier.probe(part)
+            return PooledRead(self.tier, landing, len(part))
+        return PooledRead(self.tier, landing, len(part), self._deal(part, landing, call))
+
+    def condemn(self, bad: Iterable[BadRecord], *, in_worker: bool) -> None:
+        """Count and drop records that failed verification."""
+        for record in bad:
+            self.tier.condemn(record, in_worker=in_worker)
+
+    def _deal(self, part: Part, landing: Landing, call: Call) -> list[Share]:
+        """One share for each thread; a medium with threads of its own gets everything in one call."""
+        shares = []
+        for indices in strided(len(part), 1 if self.tier.parallel else self.tier.workers.size):
+            # a call of its own: a share that ends at a bad record must not stop the others
+            own = Call(call.deadline, leading_only=call.leading_only)
+            shares.append(self._share(part.among(indices), landing, indices, own))
+        return shares
+
+    def _share(self, part: Part, landing: Landing, indices: range, call: Call) -> Share:
+        def late() -> None:
+            done = share.job.result or [BlockStatus.UNAVAILABLE] * len(indices)
+            arrived = [i for i, s in zip(indices, done, strict=True) if s is BlockStatus.DELIVERED]
+            if not share.left:
+                self.tier.counters.add(late=len(arrived))
+            landing.settle(indices, arrived)
+
+        share = Share(indices, call, Job(lambda: self._read(part, landing, indices, call), late))
+        return share
+
+    def _read(self, part: Part, landing: Landing, indices: range, call: Call) -> list[BlockStatus]:
+        """Read in a worker; what was verified counts, even if the backend fails afterwards."""
+        names = self.tier.guarded("epoch", lambda: self.tier.names_of(part, call))
+        if names is None:
+            return [BlockStatus.UNAVAILABLE] * len(part)
+        placer = self._placer(part, names, landing, indices, call)
+        said = self.tier.guarded(READING, lambda: self._ask(names, placer, call))
+        return self._conclude(placer, said, len(part), in_worker=True)
+
+    def _placer(
+        self, part: Part, names: Sequence[bytes], landing: Landing, indices: Sequence[int], call: Call
+    ) -> Placer:
+        return Placer(self.shelf, names, part.digests, call, landing=landing, indices=indices, frames=self.frames)
+
+    def _ask(self, names: Sequence[bytes], placer: Placer, call: Call) -> list[ReadStatus]:
+        if self.tier.places:
+            return self.tier.read_into(names, placer.place, placer.done, call)
+        return self.tier.read(names, placer.receive, call)
+
+    def _conclude(
+        self, receiver: Receiver, said: list[ReadStatus] | None, n: int, *, in_worker: bool
+    ) -> list[BlockStatus]:
+        receiver.finish()
+        self.condemn(receiver.bad.values(), in_worker=in_worker)
         if receiver.sink_error is not None:
             raise receiver.sink_error
+        if receiver.decoding is not None:
+            self.tier.decoding = receiver.decoding
         return [receiver.status(i, s) for i, s in enumerate(said or [ReadStatus.UNAVAILABLE] * n)]
 
-    def _start(
-        self, kind: int, digests: Sequence[bytes], landing: Landing, call: Call, started: list[_Share]
-    ) -> BackendError | None:
-        """Deal the blocks to the tier's threads; returns what kept it from starting all shares."""
-        try:
-            for indices in strided(len(digests), self.tier.workers.size):
-                # a call of its own: a share that ends at a bad record must not stop the others
-                own = Call(call.deadline, leading_only=call.leading_only)
-                started.append(_Share(indices, own, self._share(kind, digests, indices, landing, own)))
-        except BackendError as e:
-            return e
-        return None
 
-    def _collect(
-        self, n: int, landing: Landing, started: Sequence[_Share], failure: KVStoreError | None
-    ) -> list[BlockStatus]:
-        """Wait for every started share, whatever goes wrong: it owns its landing buffers until then."""
-        statuses = [BlockStatus.UNAVAILABLE] * n
-        for share in started:
-            try:
-                found = self.tier.workers.collect(share.job, share.call)
-            except BackendTimeoutError as e:
-                failure = e
-                landing.abandoned.update(share.indices)
-                found = [BlockStatus.TIMEOUT] * len(share.indices)
-            except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
-                text = f"get_many of tier {self.tier.name!r}: {e!r}"
-                failure = e if isinstance(e, KVStoreError) else PluginError(text)
-                continue
-            for i, status in zip(share.indices, found, strict=True):
-                statuses[i] = status
-        if failure is not None:
-            self.tier.failed("get_many", failure)
-        return statuses
+@dataclass(slots=True)
+class Share:
+    """The part of a read that one thread does.
 
-    def _share(
-        self, kind: int, digests: Sequence[bytes], share: range, landing: Landing, call: Call
-    ) -> Job[list[BlockStatus]]:
-        part = [digests[i] for i in share]
-
-        def sink(k: int, block: OpenBlock) -> None:
-            block.write_into(landing.buffer(share[k]))
-
-        def late() -> None:
-            done = job.result or [BlockStatus.UNAVAILABLE] * len(share)
-            arrived = [i for i, s in zip(share, done, strict=True) if s is BlockStatus.DELIVERED]
-            self.tier.counters.add(late=len(arrived))
-            landing.settle(share, arrived)
-
-        job: Job[list[BlockStatus]] = Job(lambda: self._read(kind, part, sink, call, in_worker=True), late)
-        self.tier.workers.submit(job)
-        return job
-
-    def _condemn(self, receiver: _Receiver, *, in_worker: bool) -> None:
-        """Count and drop records that failed verification, so that they are not offered again."""
-        for bad in receiver.bad.values():
-            if bad.error.reason == "key":
-                self.tier.counters.add(key_mismatch=1)
-            elif bad.error.reason == "spec":
-                self.tier.counters.add(spec_mismatch=1)
-            else:
-                self.tier.counters.add(corrupt=1)
-            self.tier.emit("corrupt", (bad.name[-32:],), bad.error.reason)
-            self.tier.discard(bad.name, bad.header_checksum, in_worker=in_worker)
-
-
-class Landing:
-    """Memory owned by the cache in which pooled reads land.
-
-    Blocks whose read outlives the deadline belong to the read until it ends; ``settle`` then
-    decides about them.
+    Attributes:
+        indices: Blocks of the read.
+        call: Limits of its backend call.
+        job: The work; owns the landing memory of its blocks until it ends.
+        left: Nobody waits for it any more, though it was not late.
     """
 
-    def __init__(self, buffers: Sequence[memoryview]) -> None:
-        self._buffers = buffers
-        self.abandoned: set[int] = set()
+    indices: range
+    call: Call
+    job: Job[list[BlockStatus]]
+    left: bool = False
 
-    def buffer(self, i: int) -> memoryview:
-        """Writable bytes for block ``i``."""
-        return self._buffers[i]
 
-    def settle(self, share: range, arrived: Sequence[int]) -> None:
-        """Called by a late read at its end; plain staging memory is simply let go."""
+class PooledRead:
+    """A read by the tier's threads that has begun; belongs to one thread.
+
+    Exactly one of :meth:`finish` and :meth:`leave` ends it.
+
+    Args:
+        tier: Whose threads read.
+        landing: Where the blocks land.
+        n_blocks: Blocks asked for.
+        shares: What the threads have to do; without any, every block is UNAVAILABLE.
+    """
+
+    def __init__(self, tier: Tier, landing: Landing, n_blocks: int, shares: Sequence[Share] = ()) -> None:
+        self._tier = tier
+        self._landing = landing
+        self._n_blocks = n_blocks
+        self._shares: list[Share] = []
+        self._failure: KVStoreError | None = None
+        try:
+            for share in shares:
+                tier.workers.submit(share.job)
+                self._shares.append(share)
+        except BackendError as e:
+            self._failure = e
+        except BaseException:
+            self._abandon()
+            raise
+
+    def extend(self, until: float) -> None:
+        """Allow the tier its whole deadline from now on, up to ``until``."""
+        deadline = min(time.monotonic() + self._tier.settings.deadline_s, until)
+        for share in self._shares:
+            share.call.deadline = max(share.call.deadline, deadline)
+
+    def finish(self) -> list[BlockStatus]:
+        """Wait for every share until its deadline; what is not there by then belongs to the late read.
+
+        One failure is noted, however many shares failed.
+        """
+        try:
+            statuses = self._collect()
+        except BaseException:  # interrupted: what still runs keeps its memory until it ends
+            self._abandon()
+            raise
+        if self._failure is not None:
+            self._tier.failed(READING, self._failure)
+        return statuses
+
+    def leave(self) -> list[BlockStatus]:
+        """End without waiting: what still runs is asked to stop, and keeps its memory until it has.
+
+        Returns what is there by now.
+        """
+        self._abandon()
+        statuses = [BlockStatus.UNAVAILABLE] * self._n_blocks
+        for share in self._shares:
+            if share.job.result is not None and not self._landing.abandoned.intersection(share.indices):
+                self._put(share, share.job.result, statuses)
+        return statuses
+
+    def _abandon(self) -> None:
+        for share in self._shares:
+            share.left = True
+            share.call.cancel()
+            if not self._tier.workers.leave(share.job, self._tier.settings.deadline_s):
+                self._landing.abandoned.update(share.indices)
+
+    @staticmethod
+    def _put(share: Share, found: Sequence[BlockStatus], statuses: list[BlockStatus]) -> None:
+        for i, status in zip(share.indices, found, strict=True):
+            statuses[i] = status
+
+    def _collect(self) -> list[BlockStatus]:
+        statuses = [BlockStatus.UNAVAILABLE] * self._n_blocks
+        for share in self._shares:
+            try:
+                found = self._tier.workers.collect(share.job, share.call)
+            except BackendTimeoutError as e:
+                self._failure = e
+                self._landing.abandoned.update(share.indices)
+                found = [BlockStatus.TIMEOUT] * len(share.indices)
+            except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
+                text = f"reading tier {self._tier.name!r}: {e!r}"
+                self._failure = e if isinstance(e, KVStoreError) else PluginError(text)
+                continue
+            self._put(share, found, statuses)
+        return statuses

@@ -6,6 +6,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from kvstore.blocks import BlockDecoder, BlockEncoder
+from kvstore.l2.landing import RecordShape
 
 if TYPE_CHECKING:
     from kvstore.codec import Codec
@@ -34,6 +35,8 @@ class CodecShelf:
         self._spec = spec
         self._namespace = namespace
         self._local = _Local()
+        self.shape = RecordShape.of(spec)
+        """Lengths of the records that the shelf's encoders make and its decoders take."""
 
     def encoder(self, name: str) -> BlockEncoder:
         """The calling thread's encoder for a codec; the plugin must be installed."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import hashlib
 import logging
 import os
 import time
@@ -12,25 +11,26 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, TypeVar
 
-from kvstore.backend import Backend, Capability, PutItem, Receive, Usage
+from kvstore.backend import Backend, Capability, Place, PutItem, Receive, Usage
 from kvstore.counting import Counting
 from kvstore.errors import (
-    BackendError,
-    BackendPermissionError,
-    BackendTimeoutError,
     BackendUnavailableError,
-    ClosedError,
     KVStoreError,
-    PluginError,
 )
-from kvstore.l2.breaker import Breaker
+from kvstore.l2.answers import checked, raise_failure
+from kvstore.l2.border import READING, Border
 from kvstore.l2.counters import TierCounters
+from kvstore.l2.names import TierNames
+from kvstore.l2.part import Part
+from kvstore.l2.promises import Promises
 from kvstore.l2.workers import Job, WorkerPool
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
 
 if TYPE_CHECKING:
     from kvstore.config import TierConfig
     from kvstore.events import EventKind
+    from kvstore.keys import KVCacheKey
+    from kvstore.l2.bad_record import BadRecord
     from kvstore.plugins import BackendPlugin
 
 T = TypeVar("T")
@@ -38,26 +38,13 @@ T = TypeVar("T")
 logger = logging.getLogger("kvstore.tier")
 
 _STORED: Final = frozenset({PutStatus.STORED, PutStatus.EXISTS})
-_FAILURES: Final[dict[ReadStatus | PutStatus, type[BackendError]]] = {
-    ReadStatus.TIMEOUT: BackendTimeoutError,
-    PutStatus.TIMEOUT: BackendTimeoutError,
-    ReadStatus.UNAVAILABLE: BackendUnavailableError,
-    PutStatus.UNAVAILABLE: BackendUnavailableError,
-    ReadStatus.DENIED: BackendPermissionError,
-    PutStatus.DENIED: BackendPermissionError,
-}
-"""Statuses that mean the medium failed; when nothing of a call went well they count like an error."""
-
-_WRITES: Final = frozenset({"put_many", "delete_many", "discard", "clear", "touch_many", "maintain"})
 _LOG_INTERVAL_S: Final = 60.0
 _WORKERS: Final = 4  # 2-4 threads saturate a local disk
+_PARALLEL_WORKERS: Final = 16  # these only wait for the backend's own threads, one for each read under way
+_WAITING_NOTES: Final = 64  # touches that a slow medium may owe; more are dropped
+_CLOSE_S: Final = 5.0
 _SHARED_BYTES: Final = 4 << 20  # 4 MiB: half a millisecond of verifying, several hand-offs to a thread
 _SHARED_BLOCK_BYTES: Final = 128 << 10  # smaller blocks spend their time in the interpreter, one thread at a time
-
-
-def name_prefix(namespace: bytes, epoch: bytes) -> bytes:
-    """First 16 bytes of every stored name: the namespace with the tier's epoch mixed in."""
-    return hashlib.sha256(b"kvstore-name-v1" + namespace + epoch).digest()[:16]
 
 
 @dataclass(slots=True)
@@ -90,27 +77,37 @@ class Tier:
         self.settings = settings
         self.backend = backend
         self.counters = Counting(TierCounters())
-        # a medium that cannot write may well be read, so each side is suspended on its own
-        self._breakers = {writes: Breaker(self._side(writes), on_change=self._changed) for writes in (False, True)}
+        self._border = Border(settings.name, settings.plugin.name, self.counters, settings.deadline_s, self._changed)
+        self._names = TierNames(backend, settings.namespace, settings.on_new_epoch)
         self.bit = 1 << settings.index
         """This tier's bit in an L1 entry's ``stored`` and ``pending`` masks."""
-        self.direct = bool(backend.capabilities & Capability.CALLER_READS)
-        default = min(_WORKERS, os.cpu_count() or 1) if self.direct else _WORKERS
-        self.workers = WorkerPool(f"kvstore-{settings.name}", settings.config.workers or default)
+        capabilities = backend.capabilities
+        self.direct = bool(capabilities & Capability.CALLER_READS)
+        self.parallel = bool(capabilities & Capability.PARALLEL)
+        """Whether a read is handed to the backend whole instead of in shares."""
+        self.places = bool(capabilities & Capability.READ_INTO)
+        self.asks_by_reading = bool(capabilities & Capability.PACKS)
+        """Whether asking for existence costs as much as reading: one request per object."""
+        self.promises = Promises()
+        self.workers = WorkerPool(f"kvstore-{settings.name}", settings.config.workers or self._threads())
+        # what nobody waits for must not stand before a read
+        self._notes = WorkerPool(f"kvstore-{settings.name}-notes", 1)
+        self._upkeep = WorkerPool(f"kvstore-{settings.name}-upkeep", 1)
         self.decoding = False
         """Whether the newest record that was read had to be decoded; steers a preference only."""
-        self._named: tuple[bytes, bytes] | None = None  # (epoch, name prefix), replaced as one
         self.refusal = ""
         """Why the newest put stored nothing, such as ``full`` or ``read_only``; empty when it did."""
         self._refusal_logged_at = float("-inf")
+
+    def _threads(self) -> int:
+        if self.parallel:
+            return _PARALLEL_WORKERS
+        return min(_WORKERS, os.cpu_count() or 1) if self.direct else _WORKERS
 
     @property
     def name(self) -> str:
         """The tier's name in config, counters and messages."""
         return self.settings.name
-
-    def _side(self, writes: bool) -> str:
-        return f"{self.settings.name!r} ({'writes' if writes else 'reads'})"
 
     def _changed(self, side: str, state: str) -> None:
         self.emit("tier", (), f"{side} {state}")
@@ -123,41 +120,34 @@ class Tier:
 
     def guarded(self, operation: str, fn: Callable[[], T]) -> T | None:
         """Run a backend operation; any failure is counted, feeds the breaker and gives None."""
-        breaker = self._breakers[operation in _WRITES]
-        if not breaker.allow():
-            self.counters.add(rejected_by_breaker=1)
-            return None
-        try:
-            result = fn()
-        except (BackendError, ClosedError) as e:
-            self.failed(operation, e)
-        except Exception as e:  # noqa: BLE001 - border: a plugin's bug must not reach the engine
-            self.failed(operation, PluginError(f"backend {self.settings.plugin.name!r} raised in {operation}: {e!r}"))
-        except BaseException:
-            breaker.left()
-            raise
-        else:
-            breaker.succeeded(operation)
-            return result
-        return None
+        return self._border.guarded(operation, fn)
 
     def failed(self, operation: str, error: KVStoreError) -> None:
         """Note a failed operation: a counter, the breaker, at most one log line a minute."""
-        if isinstance(error, BackendTimeoutError):
-            self.counters.add(timeouts=1)
-        else:
-            self.counters.add(io_errors=1)
-        self._breakers[operation in _WRITES].failed(operation, error)
+        self._border.failed(operation, error)
+
+    def probe(self, part: Part) -> None:
+        """For a suspended tier of slow media: try in the background whether it is back; nobody waits.
+
+        Reads the first block of what was asked for, whatever it was: that proves all there is to prove.
+        """
+        first = part.among([0])
+        call = self.call()
+
+        def read() -> None:
+            self.read(self.names_of(first, call), _ignore, call)
+
+        self._border.probe(READING, read, self._notes)
 
     @property
     def suspended(self) -> bool:
         """Whether reads are not tried at the moment, so that the tier serves nothing."""
-        return self._breakers[False].state != "closed"
+        return self._border.suspended
 
     @property
     def last_error(self) -> str:
         """The newest failure that no success has followed; empty when all is well."""
-        return self._breakers[False].last_error or self._breakers[True].last_error
+        return self._border.last_error
 
     def shares(self, blocks: int, block_bytes: int) -> bool:
         """Whether reading blocks into the cache's own memory is worth several threads.
@@ -182,84 +172,94 @@ class Tier:
 
     # -- names
 
-    def prefix(self, kind: int) -> bytes:
-        """17-byte start of the names of one key kind in the tier's current epoch; may raise."""
-        epoch = self.backend.epoch(self.settings.namespace)
-        named = self._named
-        if named is None or named[0] != epoch:
-            changed = named is not None
-            named = (epoch, name_prefix(self.settings.namespace, epoch))
-            self._named = named
-            if changed:  # another process cleared this namespace
-                self.settings.on_new_epoch()
-        return named[1] + bytes([kind])
-
-    def prefix_for_writes(self, kind: int) -> bytes | None:
-        """Like ``prefix``, but bounded by the deadline and without asking a slow medium each time.
-
-        A tier that is read by its own threads is asked once and then once a second by the upkeep
-        thread; until that notices, writes go to the epoch that another process has just ended,
-        where nobody finds them.  None when the tier cannot be asked.
-        """
-        if self.direct:
-            return self.guarded("epoch", lambda: self.prefix(kind))
-        named = self._named
-        if named is not None:
-            return named[1] + bytes([kind])
-        call = self.call()
-        return self.guarded("epoch", lambda: self.in_worker(lambda: self.prefix(kind), call))
-
     def names(self, kind: int, digests: Sequence[bytes]) -> list[bytes]:
         """Stored names of blocks; asks the backend for the epoch, so it may raise."""
-        prefix = self.prefix(kind)
-        return [prefix + digest for digest in digests]
+        return self._names.of(kind, digests)
+
+    def names_of(self, part: Part, call: Call) -> list[bytes]:
+        """Like ``names``, and tells ``call`` which sequence they belong to where that helps the backend."""
+        return self._names.of_part(part, call)
+
+    def prefix_for_writes(self, kind: int) -> bytes | None:
+        """17-byte start of the names of one key kind, for writes; None when the tier cannot be asked.
+
+        Bounded by the deadline, and a slow medium is not asked each time: a tier that is read by
+        its own threads is asked once and then once a second by the upkeep thread.  Until that
+        notices, writes go to the epoch that another process has just ended, where nobody finds them.
+        """
+        if self.direct:
+            return self.guarded("epoch", lambda: self._names.prefix(kind))
+        known = self._names.known_prefix(kind)
+        if known is not None:
+            return known
+        call = self.call()
+        return self.guarded("epoch", lambda: self.in_worker(lambda: self._names.prefix(kind), call))
 
     # -- existence
 
-    def presence(self, kind: int, digests: Sequence[bytes], call: Call) -> list[Presence]:
+    def presence(self, part: Part, call: Call) -> list[Presence]:
         """Presence of each block; all UNKNOWN when the tier could not be asked."""
 
         def ask() -> list[Presence]:
-            names = self.names(kind, digests)
-            found = self.backend.exists_many(names, call)
-            if _wrong_length(found, len(names)):
-                msg = f"exists_many answered {found!r:.80} for {len(names)} names; expected one Presence per name"
-                raise PluginError(msg)
-            return found
+            names = self.names_of(part, call)
+            return self.checked("exists_many", self.backend.exists_many(names, call), len(names))
 
-        run = ask if self.direct else lambda: self.in_worker(ask, call)
-        found = self.guarded("exists_many", run)
-        return found if found is not None else [Presence.UNKNOWN] * len(digests)
+        found = None
+        if self.direct:
+            found = self.guarded("exists_many", ask)
+        elif self.suspended:
+            self.probe(part)
+        else:
+            found = self.guarded("exists_many", lambda: self.in_worker(ask, call))
+        return found if found is not None else [Presence.UNKNOWN] * len(part)
 
-    def leading(self, kind: int, digests: Sequence[bytes], until: float | None = None) -> int:
-        """How many leading blocks the tier says it holds."""
-        if not digests:
+    def leading(self, key: KVCacheKey, start: int = 0, until: float | None = None) -> int:
+        """How many blocks from ``key[start]`` on the tier says it holds, up to the first hole."""
+        return self.ask_leading(key, start, until) or 0
+
+    def ask_leading(self, key: KVCacheKey, start: int, until: float | None) -> int | None:
+        """Like ``leading``, and None when the tier gave no answer."""
+        if start >= len(key):
             return 0
-        found = self.presence(kind, digests, self.call(until, leading_only=True))
-        return next((i for i, p in enumerate(found) if p is not Presence.PRESENT), len(found))
+        found = self.presence(Part.rest(key, start), self.call(until, leading_only=True))
+        run = next((i for i, p in enumerate(found) if p is not Presence.PRESENT), len(found))
+        if run and self.asks_by_reading:
+            self.promises.note(key.digests[start + run - 1])
+        return None if run == 0 and found[0] is Presence.UNKNOWN else run
 
     # -- bytes
 
     def read(self, names: Sequence[bytes], receive: Receive, call: Call) -> list[ReadStatus]:
         """Ask the backend for records in the current thread; checks the form of its answer."""
-        statuses = self.backend.get_many(names, receive, call)
-        if _wrong_length(statuses, len(names)):
-            msg = f"get_many answered {statuses!r:.80} for {len(names)} names; expected one ReadStatus per name"
-            raise PluginError(msg)
+        return self._read_answer("get_many", self.backend.get_many(names, receive, call), len(names))
+
+    def read_into(
+        self, names: Sequence[bytes], place: Place, done: Callable[[int], None], call: Call
+    ) -> list[ReadStatus]:
+        """Like ``read``, with the backend writing into the buffers that ``place`` gives."""
+        return self._read_answer("read_many", self.backend.read_many(names, place, done, call), len(names))
+
+    def _read_answer(self, operation: str, answer: list[ReadStatus], expected: int) -> list[ReadStatus]:
+        statuses = self.checked(operation, answer, expected)
         if ReadStatus.OK not in statuses:
-            _raise_for(statuses, self.name)
+            raise_failure(statuses, self.name)
         return statuses
+
+    def checked(self, operation: str, answer: list[T], expected: int) -> list[T]:
+        """A backend's answer, if it has the form that the contract wants.
+
+        Raises:
+            PluginError: It has not.
+        """
+        return checked(operation, answer, expected)
 
     def put(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
         """Store records in the current thread; a failing backend gives UNAVAILABLE for each."""
 
         def store() -> list[PutStatus]:
-            statuses = self.backend.put_many(items, call)
-            if _wrong_length(statuses, len(items)):
-                msg = f"put_many answered {statuses!r:.80} for {len(items)} items; expected one PutStatus per item"
-                raise PluginError(msg)
+            statuses = self.checked("put_many", self.backend.put_many(items, call), len(items))
             if not _STORED.intersection(statuses):
-                _raise_for(statuses, self.name)
+                raise_failure(statuses, self.name)
             return statuses
 
         statuses = self.guarded("put_many", store)
@@ -275,13 +275,26 @@ class Tier:
             logger.warning("tier %r stores nothing (%s); puts are refused and counted", self.name, reason)
         self.refusal = reason
 
-    def discard(self, name: bytes, header_checksum: int, *, in_worker: bool) -> None:
-        """Drop a record that failed verification; a caller's thread does not wait for a writer."""
+    # -- small changes
+
+    def condemn(self, bad: BadRecord, *, in_worker: bool) -> None:
+        """Count and drop a record that failed verification, so that it is not offered again.
+
+        A caller's thread does not wait for a writer.
+        """
+        reason = bad.error.reason
+        counter = {"key": "key_mismatch", "spec": "spec_mismatch"}.get(reason, "corrupt")
+        self.counters.add(**{counter: 1})
+        self.emit("corrupt", (bad.name[-32:],), reason)
+        call = self.call()
+        call.run = bad.run
 
         def drop() -> None:
-            self.backend.discard(name, header_checksum)
+            if bad.header_checksum is None:  # nothing of it was read, so it cannot be told from a repaired one
+                self.backend.delete_many([bad.name], call)
+            else:
+                self.backend.discard(bad.name, bad.header_checksum)
 
-        call = self.call()
         self.guarded("discard", drop if in_worker else lambda: self.in_worker(drop, call))
 
     def touch(self, kind: int, digests: Sequence[bytes]) -> None:
@@ -296,30 +309,24 @@ class Tier:
         if self.direct:
             self.guarded("touch_many", note)
             return
-        with contextlib.suppress(BackendUnavailableError):  # every thread is stuck, which is known already
-            self.workers.submit(Job(lambda: self.guarded("touch_many", note)))
+        if self._notes.waiting >= _WAITING_NOTES:
+            return
+        with contextlib.suppress(BackendUnavailableError):  # the thread is stuck, which is known already
+            self._notes.submit(Job(lambda: self.guarded("touch_many", note), patience_s=self.settings.deadline_s))
 
-    def delete(self, kind: int, digests: Sequence[bytes]) -> int:
+    def delete(self, part: Part) -> int:
         """Delete blocks; 0 when the tier could not be asked."""
         call = self.call()
 
         def drop() -> int:
-            return self.backend.delete_many(self.names(kind, digests), call)
+            return self.backend.delete_many(self.names_of(part, call), call)
 
         return self.guarded("delete_many", lambda: self.in_worker(drop, call)) or 0
 
     def clear(self) -> None:
         """Start a new epoch and let the backend reclaim the old one."""
         call = self.call()
-
-        def bump() -> None:
-            namespace = self.settings.namespace
-            old = name_prefix(namespace, self.backend.epoch(namespace))
-            epoch = self.backend.epoch(namespace, bump=True)
-            self._named = (epoch, name_prefix(namespace, epoch))
-            self.backend.drop(old)
-
-        self.guarded("clear", lambda: self.in_worker(bump, call))
+        self.guarded("clear", lambda: self.in_worker(self._names.renew, call))
 
     # -- upkeep
 
@@ -330,25 +337,21 @@ class Tier:
     def maintain(self) -> None:
         """Background work, from the cache's upkeep thread; also notices clears of other processes."""
         call = self.call()
-        for operation, fn in (("epoch", lambda: self.prefix(0)), ("maintain", self.backend.maintain)):
-            self.guarded(operation, fn if self.direct else functools.partial(self.in_worker, fn, call))
+        for operation, fn in (("epoch", lambda: self._names.prefix(0)), ("maintain", self.backend.maintain)):
+            self.guarded(operation, fn if self.direct else functools.partial(self._upkeep.run, fn, call))
 
     def close(self) -> None:
         """Close the backend; errors are logged, never raised."""
+        for pool in (self._notes, self._upkeep):  # what they still have to say is of no use to anybody
+            pool.close(drop=True)
+        closer = WorkerPool(f"kvstore-{self.name}-close", 1)  # the others may be stuck
         try:
-            self.workers.run(self.backend.close, Call.within(5.0))
+            closer.run(self.backend.close, Call.within(_CLOSE_S))
         except Exception as e:  # noqa: BLE001 - border: closing must go on with the other tiers
             logger.warning("tier %r did not close cleanly: %s", self.name, e)
-        self.workers.close()
+        for pool in (closer, self.workers):
+            pool.close()
 
 
-def _wrong_length(answer: object, expected: int) -> bool:
-    """A plugin may answer anything, whatever its annotations say."""
-    return not isinstance(answer, list) or len(answer) != expected
-
-
-def _raise_for(statuses: Sequence[ReadStatus | PutStatus], tier: str) -> None:
-    for status, error in _FAILURES.items():
-        if status in statuses:
-            msg = f"the backend of tier {tier!r} answered {status.value}"
-            raise error(msg)
+def _ignore(i: int, view: memoryview) -> None:
+    """The record is not wanted."""

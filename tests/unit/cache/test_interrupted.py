@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from kvstore import BlockSpec, KVCache
-from kvstore.backend import Receive
+from kvstore.backend import Place, Receive
 from kvstore.l1.cache import L1Cache
 from kvstore.l2.breaker import FAILURES_TO_OPEN, FIRST_PAUSE_S, Breaker
 from kvstore.memory_backend import MemoryBackend
@@ -40,6 +40,21 @@ class InterruptingPooled(_Interrupting, doubles.PooledBackend):
     """Read by the tier's threads."""
 
 
+class InterruptingPlaces(doubles.ParallelBackend):
+    """Reads into places; Ctrl-C arrives between giving one out and filling it."""
+
+    interrupting = False
+
+    def read_many(
+        self, names: Sequence[bytes], place: Place, done: Callable[[int], None], call: Call
+    ) -> list[ReadStatus]:
+        if self.interrupting:
+            self.read_one(0, names[0], place, done)
+            place(1, self.info(names[1], self._records[names[1]][0]))
+            raise KeyboardInterrupt
+        return super().read_many(names, place, done, call)
+
+
 def l1_of(cache: KVCache) -> L1Cache:
     assert cache._state is not None
     assert cache._state.stack.l1 is not None
@@ -54,12 +69,12 @@ def free_slots(l1: L1Cache) -> int:
 
 
 @pytest.mark.parametrize("call", ["get", "second get", "acquire"])
-@pytest.mark.parametrize("backend", [InterruptingMemory, InterruptingPooled])
+@pytest.mark.parametrize("backend", [InterruptingMemory, InterruptingPooled, InterruptingPlaces])
 def test_an_interrupted_read_gives_every_slot_back(
     open_double: OpenDouble,
     spec: BlockSpec,
     make_key: MakeKey,
-    backend: Callable[[], InterruptingMemory | InterruptingPooled],
+    backend: Callable[[], InterruptingMemory | InterruptingPooled | InterruptingPlaces],
     call: str,
 ) -> None:
     medium = backend()

@@ -226,6 +226,7 @@ def test_every_public_call_takes_this_kind_of_key(
     note("get", cache.get(key, out))
     note("contains_each", cache.contains_each(key))
     note("get_each", cache.get_each(key, out))
+    note("stream", [group.n_blocks for group in cache.stream(key)])
     note("stats", cache.stats().cache.puts)
     note("health", cache.health().state)
     if has_l1:
@@ -244,6 +245,7 @@ def test_every_public_call_takes_this_kind_of_key(
     assert set(called) == public - (set() if has_l1 else {"prefetch", "acquire", "allocate"})
     counts = {name: called[name] for name in ("put", "lookup", "get", "delete", "stats")}
     assert counts == dict.fromkeys(counts, 4)
+    assert called["stream"] == [4]
     assert called["contains_each"] == [Presence.PRESENT] * 4
     assert called["get_each"] == [BlockStatus.DELIVERED] * 4
     assert same_bytes(out, blocks)

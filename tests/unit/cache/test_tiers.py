@@ -291,12 +291,12 @@ def test_a_tier_for_hot_blocks_takes_them_at_their_second_use(
         cache.flush(10)
 
         assert cache.stats().tiers[0].counters.stored == 6
-        present = cache._state.stack.tiers[0].tier.leading(once.kind, once.digests)  # type: ignore[union-attr]
+        present = cache._state.stack.tiers[0].tier.leading(once)  # type: ignore[union-attr]
         assert present == 0
 
 
 @pytest.mark.parametrize("tiers", [1, 2])
-def test_a_raw_record_leaves_l1_as_one_buffer_when_only_one_tier_wants_it(
+def test_a_raw_record_leaves_l1_as_one_buffer_for_the_first_tier_that_wants_it(
     spec: BlockSpec, namespace: Namespace, make_key: MakeKey, tiers: int
 ) -> None:
     registry, names, backends = None, [], []
@@ -310,14 +310,18 @@ def test_a_raw_record_leaves_l1_as_one_buffer_when_only_one_tier_wants_it(
         cache.put(key, blocks)
         cache.flush(10)
         assert cache._state is not None
-        cache._state.stack.l1.clear()  # type: ignore[union-attr]
-        out = torch.zeros_like(blocks)
-        assert cache.get(key, out) == 3
-        assert same_bytes(out, blocks)
+        for backend in backends:  # each tier alone has the right bytes, whoever had the header page
+            cache._state.stack.l1.clear()  # type: ignore[union-attr]
+            out = torch.zeros_like(blocks)
+            assert cache.get(key, out) == 3
+            assert same_bytes(out, blocks)
+            backend._records.clear()
 
     one_segment_head = 192 + 16
-    expected = (1, one_segment_head) if tiers == 1 else (2, 0)
-    assert [backend.put_shapes for backend in backends] == [[expected] * 3] * tiers
+    gathered, whole = (2, 0), (1, one_segment_head)
+    first, *others = [backend.put_shapes for backend in backends]
+    assert first[:3] == [whole] * 3
+    assert all(shape in (gathered, whole) for shapes in others for shape in shapes)
 
 
 def test_a_promotion_never_costs_a_queued_write(spec: BlockSpec, namespace: Namespace, make_key: MakeKey) -> None:

@@ -198,3 +198,53 @@ def test_s3fifo_is_told_the_pool_size(spec: BlockSpec) -> None:
     l1 = L1Cache(spec, 5 * (spec.nbytes + 4096) + 99, policy)
     assert told == [5]
     l1.close()
+
+
+def test_l1_asks_before_it_takes_slots_and_tells_what_left(make_l1: MakeL1, chain: Chain, put: Put) -> None:
+    l1, key = make_l1(4), chain("a", 4)
+    asked: list[int] = []
+    left: list[bytes] = []
+    l1.before_eviction = lambda n_blocks: asked.append(n_blocks if l1.room()[0] >= 0 else -1)  # no lock is held
+    l1.watch_evictions(lambda entry: left.append(entry.digest))
+    put(l1, key)
+    put(l1, chain("b", 3))
+    l1.delete(key[:1])
+
+    assert asked == [4, 3]
+    assert left == key[:0:-1]
+    assert l1.room() == (1, 3)
+
+
+@pytest.mark.parametrize("policy", [PrefixLruPolicy, LruPolicy, FifoPolicy])
+def test_victims_come_in_the_order_of_their_eviction(
+    make_l1: MakeL1, chain: Chain, put: Put, policy: Callable[[], EvictionPolicy]
+) -> None:
+    l1, left = make_l1(8, policy), list[bytes]()
+    for name in "abc":
+        put(l1, chain(name, 2))
+    l1.touch(chain("a", 2))
+
+    first = l1.pin_victims(lambda entries: [next(entries), next(entries)])
+    expected = [entry.digest for entry in first]
+    l1.unpin(first)
+    l1.watch_evictions(lambda entry: left.append(entry.digest))
+    l1.reserve(4)  # 2 of them were free
+
+    assert left == expected
+    check_books_but_for(l1, reserved=4)
+
+
+def check_books_but_for(l1: L1Cache, *, reserved: int) -> None:
+    assert l1.pool.n_free + l1.counters.resident_blocks + reserved == l1.pool.n_slots
+
+
+def test_victims_that_are_saved_first_do_not_leave(make_l1: MakeL1, chain: Chain, put: Put) -> None:
+    l1, key = make_l1(4), chain("a", 4)
+    put(l1, key)
+
+    saved = l1.pin_victims(lambda entries: [next(entries)])
+
+    assert [entry.digest for entry in saved] == [key[3]]
+    assert len(l1.reserve(4)) == 3
+    assert l1.contains(key) == [False, False, False, True]
+    l1.unpin(saved)
