@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from kvstore.results import Lookup
     from kvstore.spec import BlockSpec
     from kvstore.stats import Health, Stats
+    from kvstore.stream import LayerGroup
     from kvstore.types import BlockStatus, Presence
 
 __version__: Final = "0.1.0"
@@ -70,6 +71,7 @@ __all__ = [
     "KVStoreError",
     "KeyMismatchError",
     "L1Config",
+    "LayerGroup",
     "Lease",
     "Lookup",
     "Namespace",
@@ -103,6 +105,7 @@ _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvstore.results": ("Lookup",),
     "kvstore.spec": ("BlockSpec",),
     "kvstore.stats": ("Health", "Stats"),
+    "kvstore.stream": ("LayerGroup",),
     "kvstore.types": ("BlockStatus", "Presence"),
 }
 

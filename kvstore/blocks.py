@@ -6,8 +6,8 @@ the last byte before it lets anything reach a caller's memory.
 
 from __future__ import annotations
 
-from kvstore.blocks_decode import BlockDecoder, OpenBlock
+from kvstore.blocks_decode import BlockDecoder, OpenBlock, SegmentTable
 from kvstore.blocks_encode import RAW_THRESHOLD, BlockEncoder, EncodedRecord
 from kvstore.none_codec import NoneCodec
 
-__all__ = ["RAW_THRESHOLD", "BlockDecoder", "BlockEncoder", "EncodedRecord", "NoneCodec", "OpenBlock"]
+__all__ = ["RAW_THRESHOLD", "BlockDecoder", "BlockEncoder", "EncodedRecord", "NoneCodec", "OpenBlock", "SegmentTable"]

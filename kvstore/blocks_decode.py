@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from operator import itemgetter
 from typing import Final
 
@@ -24,6 +25,7 @@ from kvstore.record import (
     check_structure,
     unpack_head,
     verify_head,
+    verify_segment,
 )
 from kvstore.segments import SegmentGeometry, plan_segments
 from kvstore.spec import BlockSpec
@@ -121,6 +123,23 @@ class OpenBlock:
             segment.write_into(segment_view(out, geometry))
 
 
+@dataclass(frozen=True, slots=True)
+class SegmentTable:
+    """A verified head: where each data segment of the record lies and how to check it.
+
+    Attributes:
+        header_checksum: Names this very record, see :meth:`kvstore.backend.Backend.discard`.
+        codec_id: Codec of the segments that are not stored raw.
+        spans: ``(start, stop)`` of each data segment in the record, in bytes.
+        checksums: xxh3_64 of the stored bytes of each segment.
+    """
+
+    header_checksum: int
+    codec_id: int
+    spans: tuple[tuple[int, int], ...]
+    checksums: tuple[int, ...]
+
+
 class BlockDecoder:
     """Verifies and decodes records of one spec and namespace.
 
@@ -178,6 +197,48 @@ class BlockDecoder:
         token_ids = bytes(stored.pop()) if head.flags & FLAG_TOKEN_IDS else None
         return self._open(record, head, token_ids, stored)
 
+    def open_head(self, start: memoryview, digest: bytes) -> SegmentTable:
+        """Verify the head of a record of which only the beginning was read.
+
+        Args:
+            start: The record's first bytes, the whole head among them.
+            digest: As for :meth:`open`.
+
+        Raises:
+            CorruptRecordError: As :meth:`open`.
+        """
+        start = as_bytes(start)
+        head = unpack_head(start)
+        table = self._examine(start, head, digest, record_bytes=head.record_bytes)
+        spans: list[tuple[int, int]] = []
+        offset = head.head_bytes
+        for (stored_bytes, raw_bytes, _), geometry in zip(table, self._plan, strict=False):  # token ids come last
+            if raw_bytes != geometry.raw_bytes:
+                raise CorruptRecordError("length", f"a segment of {raw_bytes} raw bytes, expected {geometry.raw_bytes}")
+            spans.append((offset, offset + stored_bytes))
+            offset += stored_bytes
+        return SegmentTable(head.checksum, head.codec_id, tuple(spans), tuple(checksum for _, _, checksum in table))
+
+    def open_segment(self, table: SegmentTable, index: int, stored: memoryview) -> OpenSegment:
+        """Verify one segment on its own and prepare it, as far as anything can go wrong.
+
+        Args:
+            table: What :meth:`open_head` returned for its record.
+            index: Which data segment.
+            stored: Its stored bytes; must stay unchanged until the segment was written.
+
+        Raises:
+            CorruptRecordError: ``length``, ``checksum`` or ``codec``.
+        """
+        start, stop = table.spans[index]
+        if len(stored) != stop - start:
+            raise CorruptRecordError("length", f"segment {index} has {len(stored)} bytes, expected {stop - start}")
+        verify_segment(stored, table.checksums[index], index)
+        geometry = self._plan[index]
+        if len(stored) == geometry.raw_bytes:
+            return RawSegment(stored)
+        return self._codec(table.codec_id).open_segment(stored, geometry)
+
     def recycle(self) -> None:
         """Reuse scratch memory: the blocks opened so far are no longer needed."""
         for codec in self._codecs.values():
@@ -191,9 +252,11 @@ class BlockDecoder:
             and HEADER_BYTES + 16 * n_segments + head.stored_bytes == record_bytes
         )
 
-    def _examine(self, record: memoryview, head: Head, digest: bytes) -> list[tuple[int, int, int]]:
+    def _examine(
+        self, record: memoryview, head: Head, digest: bytes, record_bytes: int | None = None
+    ) -> list[tuple[int, int, int]]:
         """Find what is wrong with a record, in the order that the format lays down."""
-        check_structure(record, head)
+        check_structure(record, head, record_bytes)
         n_data = head.n_segments - head.has_token_ids
         fits = head.raw_bytes == self._spec_nbytes and n_data == len(self._raw_lengths)
         try:

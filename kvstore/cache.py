@@ -10,7 +10,7 @@ import logging
 import os
 import threading
 import weakref
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from os import PathLike
 from types import TracebackType
@@ -21,13 +21,15 @@ from kvstore.errors import CapacityError, ClosedError, ConfigError, DeadlineErro
 from kvstore.events import CacheInfo
 from kvstore.keys import KVCacheKey
 from kvstore.l1.lease import Lease
-from kvstore.loads import L1, Loads
-from kvstore.namespace import Namespace
+from kvstore.loads import Loads
+from kvstore.namespace import Namespace, cautions
 from kvstore.plugins import Registry
 from kvstore.prefetch import Prefetcher
 from kvstore.reads import Reads
+from kvstore.served import L1
 from kvstore.spec import BlockSpec
 from kvstore.stack import Identity, Stack
+from kvstore.stream import LayerGroup, LayerStream
 from kvstore.tensors import Blocks, rows_of
 from kvstore.writes import Writes
 
@@ -50,7 +52,7 @@ class _Open:
     def __init__(self, stack: Stack) -> None:
         self.stack = stack
         self.writes = Writes(stack)
-        self.loads = Loads(stack, self.writes.reused)
+        self.loads = Loads(stack, self.writes.served)
         self.reads = Reads(stack, self.loads)
         self.prefetcher = Prefetcher(f"kvstore-prefetch-{stack.cache_id}")
 
@@ -103,11 +105,8 @@ class KVCache:
         registry = registry if registry is not None else Registry.discover()
         loaded = load_config(config, registry)
         identity = Identity(spec, namespace, namespace.digest(spec))
-        if not namespace.revision_known:
-            logger.warning(
-                "namespace of model %r has no revision: other weights under that name would share its blocks",
-                namespace.model,
-            )
+        for caution in cautions(namespace):
+            logger.warning(caution)
         _watch_process()
         cache = cls(loaded, identity, registry)
         _open_caches.add(cache)
@@ -212,6 +211,16 @@ class KVCache:
             return len(entries)
 
         return state.prefetcher.submit(load)
+
+    def stream(self, key: KVCacheKey) -> Iterator[LayerGroup]:
+        """Yield the layers of the longest available prefix in order, later ones being read meanwhile.
+
+        Each group is in memory of its own and was verified.  A damaged or vanished part of a record
+        shortens the prefix from its group on, so the last group's ``n_blocks`` is what counts.
+        Close the iterator (or exhaust it) to let go of what it pins.
+        """
+        state = self._use(key)
+        return LayerStream(state.stack, state.loads, key).groups()
 
     # -- writes
 
@@ -332,6 +341,9 @@ class KVCache:
                 f"the key has blocks of {key.block_tokens} tokens, this cache of {self.spec.block_tokens}; "
                 f"make it with block_tokens={self.spec.block_tokens}, or coarsen() a finer one"
             )
+            raise KeyMismatchError(msg)
+        if self._config.defaults.require_salt and key.salt is None:
+            msg = "the key has no salt, and defaults.require_salt is true; make it with salt=... of its tenant"
             raise KeyMismatchError(msg)
         return state
 

@@ -205,3 +205,19 @@ def _checked_range(name: str, value: object) -> tuple[int, int]:
 
 def _plain(value: Any) -> Any:
     return list(value) if isinstance(value, tuple) else value
+
+
+def cautions(namespace: Namespace) -> list[str]:
+    """What whoever opens a cache for ``namespace`` should be told once."""
+    told = []
+    if not namespace.revision_known:
+        told.append(
+            f"namespace of model {namespace.model!r} has no revision: "
+            "other weights under that name would share its blocks"
+        )
+    if namespace.key_scheme != KEY_SCHEME_VERSION:
+        told.append(
+            f"namespace of model {namespace.model!r} is for key scheme {namespace.key_scheme}, this release makes keys "
+            f"by scheme {KEY_SCHEME_VERSION}: nothing that was stored under that scheme will be found (a cold start)"
+        )
+    return told

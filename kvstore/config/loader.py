@@ -12,7 +12,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvstore.config.model import Config, Origin
-from kvstore.config.place import HIDDEN, Place
+from kvstore.config.place import Place, without_secrets
 from kvstore.config.schema import read_section
 from kvstore.config.sections import TierConfig, top_level_hint
 from kvstore.errors import ConfigError, PluginError
@@ -58,6 +58,8 @@ def load_config(source: ConfigSource | None = None, registry: Registry | None = 
         plugin = _backend(tier, place, registry)
         origins |= _defaulted(tier, plugin, place.path)
         tiers.append(_resolve(tier, plugin, config.defaults.deadline, place))
+        if tiers[-1].admit == "evicted" and not config.l1.enabled:
+            raise place.key("admit").wrong("evicted", '"all" or "hot": l1.enabled is false, so nothing leaves L1')
     resolved = replace(config, l2=tuple(tiers), origins=MappingProxyType(origins))
     if isinstance(source, Config) and resolved == source:
         return source  # loaded before: keep what it knows about origins
@@ -169,8 +171,6 @@ def _read_options(plugin: BackendPlugin, values: Mapping[str, object], place: Pl
     except (ValueError, TypeError) as e:  # what the dataclass's __post_init__ finds
         problem = str(e)
     secrets = [str(read[option.name]) for option in fields if option.secret and read.get(option.name)]
-    for secret in secrets:
-        problem = problem.replace(secret, HIDDEN)
     # Outside the except block: the original exception could show a secret in a traceback.
-    msg = f"{place.source}: {place.path} (backend {plugin.name!r}): {problem}"
+    msg = f"{place.source}: {place.path} (backend {plugin.name!r}): {without_secrets(problem, secrets)}"
     raise ConfigError(msg)

@@ -15,6 +15,16 @@ HIDDEN: Final = "***"
 _SECRET_LIKE: Final = re.compile(r"secret|passw|token|credential|access_?key", re.IGNORECASE)
 _SHOWN: Final = 80  # characters of a value in a message; enough for any path worth reading
 
+_SHORT_CHARS: Final = 6  # a shorter secret, such as "a" of a test server, is hidden where it stands alone only
+
+
+def without_secrets(text: str, secrets: Iterable[str]) -> str:
+    """Hide the values of secret options in a text that somebody else wrote."""
+    for secret in secrets:
+        anywhere = re.escape(secret)
+        text = re.sub(anywhere if len(secret) >= _SHORT_CHARS else rf"(?<!\w){anywhere}(?!\w)", HIDDEN, text)
+    return text
+
 
 @dataclass(frozen=True, slots=True)
 class Place:

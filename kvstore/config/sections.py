@@ -47,9 +47,13 @@ class DefaultsConfig:
 
     Attributes:
         deadline: Seconds that a public call may take, above 0, at most an hour.
+        require_salt: Whether calls refuse keys that have no salt.
     """
 
     deadline: Seconds = option(5.0, doc="Longest time that one call may take; what is not there by then is a miss.")
+    require_salt: bool = option(
+        default=False, doc="Refuse keys without a salt, where every tenant has to be isolated from the others."
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +82,7 @@ class TierConfig:
     codec: str = option("auto", doc='Codec of stored blocks: "auto" (the backend\'s choice), none, planes, ...')
     admit: Admit | None = option(
         None,
-        doc="Blocks to take: all, or hot ones (used twice); the backend's default if not given.",
+        doc="Blocks to take: all, hot ones (used twice), or those evicted from L1; the backend's default if not given.",
     )
     deadline: Seconds | None = option(
         None, doc="Longest time that a call may spend on this tier; the backend's or [defaults] if not given."
@@ -86,7 +90,9 @@ class TierConfig:
     required: bool = option(default=True, doc="Refuse to open the cache when this tier cannot be opened.")
     queue: ByteSize | None = option(None, doc="Blocks waiting to be written; a quarter of L1 if not given.")
     workers: int | None = option(
-        None, doc="Threads that read from this tier; 4 if not given, for LMDB and memory at most one per core."
+        None,
+        doc="Threads that read from this tier; 4 if not given, for LMDB and memory at most one per core, "
+        "16 for media with threads of their own.",
     )
     durability: Durability = option("cache", doc="cache may lose the newest blocks on power loss, durable may not.")
     # Not in repr: options may hold secrets.

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from kvstore.config import Config, load_config
+from kvstore.config.place import without_secrets
 from kvstore.errors import (
     ConfigError,
     KVStoreError,
@@ -194,6 +195,19 @@ def test_credential_like_unknown_key_is_hidden_also_where_nothing_is_secret(regi
     assert "l2[0].aws_secret_access_key = ***" in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    ("text", "secret", "shown"),
+    [
+        ("the key hunter2hunter2x is wrong", "hunter2hunter2", "the key ***x is wrong"),
+        ("access key a is a bad one: 'a'", "a", "access key *** is *** bad one: '***'"),
+        ("credentials are bad", "a", "credentials are bad"),
+        ("nothing in it", "minio", "nothing in it"),
+    ],
+)
+def test_a_secret_is_hidden_and_the_text_around_it_is_not(text: str, secret: str, shown: str) -> None:
+    assert without_secrets(text, [secret]) == shown
+
+
 def test_secrets_are_in_no_repr(registry: Registry) -> None:
     config = load_config({"l2": [{"backend": "disk", "path": "/data", "secret_key": "hunter2"}]}, registry)
     assert config.l2[0].options == DiskOptions(path="/data", secret_key="hunter2")  # noqa: S106 - nobody's
@@ -204,3 +218,16 @@ def test_long_values_are_cut() -> None:
     with pytest.raises(ConfigError) as caught:
         Config.from_mapping({"l1": {"capacity": "9" * 10_000}})
     assert len(str(caught.value)) < 400
+
+
+@pytest.mark.parametrize("l1", [{"enabled": False}, {"enabled": True}])
+def test_a_tier_for_evicted_blocks_needs_l1(l1: dict[str, bool]) -> None:
+    config = {"l1": l1, "l2": [{"backend": "memory", "admit": "evicted"}]}
+    if l1["enabled"]:
+        assert load_config(config).l2[0].admit == "evicted"
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_config(config)
+    assert str(caught.value) == (
+        'mapping: l2[0].admit = \'evicted\': expected "all" or "hot": l1.enabled is false, so nothing leaves L1'
+    )
