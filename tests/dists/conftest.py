@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 DIRFILES = Path(__file__).parent / "dirfiles"
+collect_ignore = ["dirfiles"]  # its own tests are run where it is installed: tests/conformance/test_dirfiles.py
 
 
 @pytest.fixture(scope="session")

@@ -1,7 +1,9 @@
-"""One file per record, published by rename."""
+"""One file per record, published by a link."""
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import os
 import tempfile
 from collections.abc import Sequence
@@ -9,7 +11,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvstore.backend import Backend, BackendContext, Capability, PutItem, Receive, Usage, where
-from kvstore.errors import BackendUnavailableError, ClosedError
+from kvstore.errors import BackendPermissionError, BackendUnavailableError, ClosedError
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
 
 
@@ -26,47 +28,44 @@ class DirFilesBackend(Backend):
                 root.mkdir(parents=True, exist_ok=True)
             next(root.iterdir(), None)  # fails now rather than at the first read
         except OSError as e:
-            msg = f"tier {context.tier!r}: path = {where(root)!r} cannot be used: {e.strerror}"
-            raise BackendUnavailableError(msg) from e
+            raise BackendUnavailableError(f"tier {context.tier!r}: path = {where(root)!r}: {e.strerror}") from e
         self._context = context
 
     def close(self) -> None:
         self._context = None
 
-    def _file(self, name: bytes, suffix: str = ".rec") -> Path:
-        text = name.hex()  # file names end at 255 bytes, so long names become folders
-        parts = [text[i : i + 200] for i in range(0, len(text), 200)]
-        return Path(self._opened().options.path, *parts[:-1], parts[-1] + suffix)
-
-    def _opened(self) -> BackendContext:
+    def _opened(self, *, to_change: bool = False) -> BackendContext:
         if self._context is None:
-            msg = "the dirfiles backend is closed; open it before use"
-            raise ClosedError(msg)
+            raise ClosedError("the dirfiles backend is closed; open it before use")
+        if to_change and self._context.read_only:
+            raise BackendPermissionError(f"{where(self._context.options.path)} was opened read-only")
         return self._context
 
+    def _file(self, name: bytes, suffix: str = ".rec") -> Path:
+        *folders, last = [name[i : i + 100].hex() for i in range(0, len(name), 100)]  # file names end at 255 bytes
+        return Path(self._opened().options.path, *folders, last + suffix)
+
     def _publish(self, path: Path, buffers: Sequence[memoryview | bytes]) -> None:
+        durable = self._opened(to_change=True).durability == "durable"
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".tmp") as file:
             file.writelines(buffers)
             file.flush()
-            if self._opened().durability == "durable":
+            if durable:
                 os.fsync(file.fileno())
-            Path(file.name).replace(path)
+            os.link(file.name, path)  # one step; fails when another writer was first
 
     def get_many(self, names: Sequence[bytes], receive: Receive, call: Call) -> list[ReadStatus]:
         statuses: list[ReadStatus] = []
-        for path in [self._file(name) for name in names]:
+        for i, path in enumerate([self._file(name) for name in names]):
             if call.stop() or (call.leading_only and ReadStatus.ABSENT in statuses):
-                statuses.append(ReadStatus.SKIPPED)
-                continue
+                return statuses + [ReadStatus.SKIPPED] * (len(names) - i)
             try:
                 record = path.read_bytes()
-            except FileNotFoundError:
-                statuses.append(ReadStatus.ABSENT)
-            except OSError:
-                statuses.append(ReadStatus.UNAVAILABLE)
+            except OSError as e:
+                statuses.append(ReadStatus.ABSENT if e.errno == errno.ENOENT else ReadStatus.UNAVAILABLE)
             else:
-                receive(len(statuses), memoryview(record))
+                receive(i, memoryview(record))
                 statuses.append(ReadStatus.OK)
         return statuses
 
@@ -74,41 +73,48 @@ class DirFilesBackend(Backend):
         return [PutStatus.TIMEOUT if call.stop() else self._put(self._file(item.name), item) for item in items]
 
     def _put(self, path: Path, item: PutItem) -> PutStatus:
-        if self._opened().read_only:
-            return PutStatus.READ_ONLY
-        if path.exists():
-            return PutStatus.EXISTS
         try:
             self._publish(path, item.buffers)
-        except OSError:
-            return PutStatus.UNAVAILABLE
+        except BackendPermissionError:
+            return PutStatus.READ_ONLY
+        except FileExistsError:
+            return PutStatus.EXISTS
+        except OSError as e:
+            return PutStatus.FULL if e.errno == errno.ENOSPC else PutStatus.UNAVAILABLE
         return PutStatus.STORED
 
     def exists_many(self, names: Sequence[bytes], call: Call) -> list[Presence]:
-        found = [
-            Presence.PRESENT if self._file(name).exists() else Presence.ABSENT for name in names if not call.stop()
-        ]
+        found = [Presence.PRESENT if self._file(n).exists() else Presence.ABSENT for n in names if not call.stop()]
         return found + [Presence.UNKNOWN] * (len(names) - len(found))
 
     def delete_many(self, names: Sequence[bytes], call: Call) -> int:
-        present = [path for path in map(self._file, dict.fromkeys(names)) if not call.stop() and path.exists()]
-        for path in present:
+        self._opened(to_change=True)
+        there = [path for path in map(self._file, dict.fromkeys(names)) if not call.stop() and path.exists()]
+        for path in there:
             path.unlink(missing_ok=True)
-        return len(present)
+        return len(there)
 
     def discard(self, name: bytes, header_checksum: int) -> None:
-        path = self._file(name)
-        record = path.read_bytes() if path.exists() else b""
-        # Not atomic: a repair that comes in between is lost, which costs one more miss.
-        if len(record) < 192 or int.from_bytes(record[184:192], "little") == header_checksum:
-            path.unlink(missing_ok=True)
+        self._opened(to_change=True)
+        with contextlib.suppress(FileNotFoundError):
+            record = self._file(name).read_bytes()
+            if len(record) < 192 or int.from_bytes(record[184:192], "little") == header_checksum:
+                self._file(name).unlink()  # not atomic: a repair in between is lost, which costs one more miss
 
     def epoch(self, namespace: bytes, *, bump: bool = False) -> bytes:
         path = self._file(namespace, ".epoch")
-        if bump or not path.exists():
-            self._publish(path, [os.urandom(8)])
+        if bump:
+            fresh = self._file(os.urandom(16), ".tmp")
+            self._publish(fresh, [os.urandom(8)])
+            fresh.replace(path)
+        elif not path.exists():
+            with contextlib.suppress(FileExistsError):  # another process was first
+                self._publish(path, [os.urandom(8)])
         return path.read_bytes()
 
     def usage(self) -> Usage:
-        sizes = [path.stat().st_size for path in self._file(b"-").parent.rglob("*.rec")]
+        sizes = []
+        for path in Path(self._opened().options.path).rglob("*.rec"):
+            with contextlib.suppress(FileNotFoundError):  # deleted meanwhile
+                sizes.append(path.stat().st_size)
         return Usage(records=len(sizes), payload_bytes=sum(sizes), file_bytes=sum(sizes))

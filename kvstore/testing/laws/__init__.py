@@ -1,0 +1,1 @@
+"""The laws of :class:`kvstore.testing.BackendConformance`, by subject; each class is a part of the suite."""

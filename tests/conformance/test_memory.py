@@ -1,0 +1,7 @@
+from __future__ import annotations
+
+from kvstore.testing import BackendConformance
+
+
+class TestMemory(BackendConformance):
+    plugin = "memory"
