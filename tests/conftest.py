@@ -8,6 +8,10 @@ import os
 import pytest
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--soak", action="store_true", help="run the fault scenarios in their long form")
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for marker, reason in (("gpu", _no_accelerator), ("model", _no_model)):
         marked = [item for item in items if item.get_closest_marker(marker)]
