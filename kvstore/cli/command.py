@@ -85,7 +85,7 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--config", metavar="FILE", help="config file (the one that KVSTORE_CONFIG names)")
     parser.add_argument("--tier", metavar="NAME", help="only this tier of the config")
-    parser.add_argument("--backend", default="lmdb", metavar="NAME", help="backend when STORE is a directory (lmdb)")
+    parser.add_argument("--backend", metavar="NAME", help="backend when STORE is a directory (lmdb)")
 
 
 def example_text(examples: Sequence[tuple[str, str]]) -> str:

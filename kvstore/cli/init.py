@@ -30,7 +30,7 @@ def add_to(commands: Subcommands) -> None:
             examples=(
                 ("kvstore init", f"{DEFAULT_FILE} here, for an embedded LMDB store in {DEFAULT_STORE}"),
                 ("kvstore init /etc/kvstore.toml --path /var/lib/kvstore", "another file and another store"),
-                ("kvstore init - --backend memory", "print it instead, for another backend"),
+                ("kvstore init - --backend s3", "print it instead, for another backend"),
             ),
             run=_run,
         ),
@@ -50,7 +50,8 @@ def _run(args: argparse.Namespace) -> int:
 
     registry = Registry.discover()
     path = args.path
-    if path is None and any(option.name == "path" for option in option_fields(registry.backend(args.backend).options)):
+    options = option_fields(registry.backend(args.backend).options)
+    if path is None and any(option.name == "path" for option in options):
         path = DEFAULT_STORE
     text = render_template(args.backend, path, registry=registry)
     if args.file == "-":
@@ -61,7 +62,10 @@ def _run(args: argparse.Namespace) -> int:
         print_json({"file": str(Path(args.file).absolute()), "backend": args.backend, "path": path})
         return EXIT_OK
     print(f"wrote {args.file}")
-    print(f"next: look through it, then  kvstore config check {args.file}")
+    placeholders = [option.name for option in options if option.required and option.name != "path"]
+    if placeholders:
+        print(f"first: replace what it says for {', '.join(placeholders)}")
+    print(f"next: look through it, then  kvstore config check {args.file}  and  kvstore doctor {args.file}")
     print(f'then: KVCache.open("{args.file}", spec=..., namespace=...), or export KVSTORE_CONFIG={args.file}')
     return EXIT_OK
 

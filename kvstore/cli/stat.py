@@ -68,7 +68,7 @@ class _Tally:
 
     def _live_prefix(self, namespace: bytes) -> bytes | None:
         """First 16 bytes of names that readers still look up; None when the store does not say."""
-        from kvstore.l2.tier import name_prefix
+        from kvstore.l2.names import name_prefix
 
         if namespace not in self.prefixes:
             try:
@@ -144,6 +144,8 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     yield f"  {plural(usage['records'], 'record')} take {size(usage['payload_bytes'])}{bound}"
     if usage["file_bytes"]:
         yield f"  files: {size(usage['file_bytes'])}"
+    if usage["orphaned_bytes"]:
+        yield f"  orphaned: {size(usage['orphaned_bytes'])} whose beginning is gone, so that no prompt reaches them"
     for name, value in report["facts"].items():
         yield f"  {name}: {value}"
     for entry in report["namespaces"]:

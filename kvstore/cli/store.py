@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.backend import Backend, BackendContext, Capability, RecordInfo
 from kvstore.config import Config, load_config
-from kvstore.errors import ConfigError
+from kvstore.errors import BackendUnavailableError, ConfigError
 from kvstore.plugins import Registry
 from kvstore.types import Call, ReadStatus
 
@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 
 _BATCH_RECORDS: Final = 32  # enough to spread the cost of a read transaction or a request
 _BATCH_S: Final = 60.0  # nobody waits for an answer here; only a medium that hangs must end
+
+DEFAULT_BACKEND: Final = "lmdb"
+GUESSED: Final = "directory"
+"""Source of a config that was made for a directory whose backend nobody named."""
 
 KINDS: Final = {1: "tokens", 2: "hashes"}
 
@@ -53,13 +57,13 @@ def open_stores(args: argparse.Namespace, *, read_only: bool = True) -> Iterator
     registry = Registry.discover()
     config = _config(args, registry)
     opened = False
-    for tier in _chosen(config, args.tier):
+    for tier in chosen(config, args.tier):
         backend = registry.create_backend(tier.backend)
         if Capability.PERSISTENT not in backend.capabilities:
             print(f"kvstore: tier {tier.name!r} keeps nothing at rest, nothing to look into", file=sys.stderr)
             continue
         opened = True
-        with _open(tier, backend, read_only=read_only):
+        with _open(tier, backend, read_only=read_only, guessed=config.source == GUESSED):
             yield Store(tier, backend, registry)
     if not opened:
         msg = f'{config.source}: no tier keeps data at rest; expected one such as backend = "lmdb"'
@@ -75,24 +79,31 @@ def _config(args: argparse.Namespace, registry: Registry) -> Config:
     path = Path(args.store).expanduser()
     if not path.is_dir():
         return load_config(path, registry)
-    config = load_config({"l1": {"enabled": False}, "l2": [{"backend": args.backend, "path": str(path)}]}, registry)
+    tier = {"backend": args.backend or DEFAULT_BACKEND, "path": str(path)}
+    config = load_config({"l1": {"enabled": False}, "l2": [tier]}, registry)
     # A directory says nothing about its capacity, and a default must not replace the store's own.
-    return replace(config, l2=tuple(replace(tier, capacity=None) for tier in config.l2))
+    tiers = tuple(replace(tier, capacity=None) for tier in config.l2)
+    return replace(config, l2=tiers, source=config.source if args.backend else GUESSED)
 
 
-def _chosen(config: Config, name: str | None) -> list[TierConfig]:
+def chosen(config: Config, name: str | None) -> list[TierConfig]:
+    """Return the tier of that name, or all of them for None.
+
+    Raises:
+        ConfigError: There is no such tier.
+    """
     if name is None:
         return list(config.l2)
-    chosen = [tier for tier in config.l2 if tier.name == name]
-    if not chosen:
+    found = [tier for tier in config.l2 if tier.name == name]
+    if not found:
         known = ", ".join(tier.name for tier in config.l2) or "none"
         msg = f"{config.source}: no tier is named {name!r}; its tiers: {known}"
         raise ConfigError(msg)
-    return chosen
+    return found
 
 
 @contextmanager
-def _open(tier: TierConfig, backend: Backend, *, read_only: bool) -> Iterator[None]:
+def _open(tier: TierConfig, backend: Backend, *, read_only: bool, guessed: bool) -> Iterator[None]:
     context = BackendContext(
         tier=tier.name,
         options=tier.options,
@@ -101,7 +112,13 @@ def _open(tier: TierConfig, backend: Backend, *, read_only: bool) -> Iterator[No
         read_only=read_only,
     )
     try:
-        backend.open(context)
+        try:
+            backend.open(context)
+        except BackendUnavailableError as e:
+            if not guessed:
+                raise
+            msg = f"{e} (a directory is taken for a store of backend {tier.backend!r}; --backend names another)"
+            raise BackendUnavailableError(msg) from e
         yield
     finally:
         backend.close()

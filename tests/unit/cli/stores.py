@@ -11,7 +11,7 @@ import numpy as np
 from kvstore.backend import Backend, BackendContext, PutItem
 from kvstore.blocks import BlockEncoder
 from kvstore.keys import KVCacheKey, TokenKey
-from kvstore.l2.tier import name_prefix
+from kvstore.l2.names import name_prefix
 from kvstore.namespace import Namespace
 from kvstore.plugins import Registry
 from kvstore.record import RecordMeta

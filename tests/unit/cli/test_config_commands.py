@@ -125,3 +125,14 @@ def test_plugins_check_of_an_unknown_name_is_a_finding(capsys: pytest.CaptureFix
     (finding,) = json.loads(capsys.readouterr().out)
     assert finding["ok"] is False
     assert "lmbd" in finding["detail"]
+
+
+@pytest.mark.parametrize(("backend", "placeholders"), [("lmdb", ""), ("nvme", ""), ("s3", "bucket")])
+def test_init_writes_a_config_for_every_backend_and_names_what_to_fill_in(
+    backend: str, placeholders: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "k.toml"
+    assert main(["init", str(path), "--backend", backend]) == EXIT_OK
+    said = capsys.readouterr().out
+    assert ("first: replace what it says for bucket" in said) == bool(placeholders)
+    assert main(["config", "check", str(path)]) == EXIT_OK

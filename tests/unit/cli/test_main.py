@@ -20,12 +20,14 @@ COMMANDS = (
     "init",
     "config",
     "config check",
+    "doctor",
     "plugins",
     "plugins list",
     "plugins check",
     "ls",
     "stat",
     "verify",
+    "gc",
 )
 
 

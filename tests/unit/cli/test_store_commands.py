@@ -233,3 +233,12 @@ def test_a_limit_that_is_no_number_is_refused_with_its_text(capsys: pytest.Captu
         with pytest.raises(SystemExit, match="2"):
             main(["ls", "somewhere", f"--limit={limit}"])
         assert f"{limit!r} is not a whole number of at least 1" in capsys.readouterr().err
+
+
+def test_a_directory_of_an_unnamed_backend_is_told_how_to_name_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["stat", str(tmp_path)]) == EXIT_UNAVAILABLE
+    assert "--backend names another" in capsys.readouterr().err
+    assert main(["stat", str(tmp_path), "--backend", "lmdb"]) == EXIT_UNAVAILABLE
+    assert "--backend" not in capsys.readouterr().err
