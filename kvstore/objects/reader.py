@@ -19,8 +19,10 @@ from kvstore.types import Call, ReadStatus
 _WASTE_BYTES: Final = 2 << 20
 """Reading this much for nothing costs about as much as another request: 20 ms at 100 MB/s."""
 
-_PIECE_BYTES: Final = 1 << 20
-"""Smaller parts than this are not worth a request each."""
+_PART: Final = 0.75  # of a record: who asks for more than this wants the whole
+
+_PIECE_BYTES: Final = 512 << 10
+"""Smaller parts than this, which is 1 MiB of layers compressed, are not worth a request each."""
 
 
 def status_of(error: BackendError) -> ReadStatus:
@@ -178,11 +180,13 @@ class Read:
         else:
             blocks = self._store.pack_blocks if self._positions.of(end) is not None else 1
             nbytes = blocks * block_bytes
-        if nbytes < _WASTE_BYTES or not block_bytes:
-            return False
         wanted = [self._wanted.get(name) for name in self._positions.held_by(end, blocks)]
         spans = [self._taker.span(i, block_bytes) for i in wanted if i is not None]
         moved = sum(stop - start for start, stop in spans)
+        if 0 < moved <= _PART * len(spans) * block_bytes:  # the rest will be asked for later, or never
+            return moved >= len(spans) * _PIECE_BYTES
+        if nbytes < _WASTE_BYTES or not block_bytes:
+            return False
         return nbytes - moved >= max(_WASTE_BYTES, moved) and moved >= len(spans) * _PIECE_BYTES > 0
 
     def _read_parts(self, end: bytes) -> bool:
