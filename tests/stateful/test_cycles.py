@@ -47,10 +47,10 @@ def spec_of(layers: int) -> BlockSpec:
 
 
 COURSES = (
-    Course("memory", spec_of(2), 2 * MIB, 10_000),
-    Course("lmdb", spec_of(2), 4 * MIB, 10_000),
+    Course("memory", spec_of(2), 2 * MIB, 4000),
+    Course("lmdb", spec_of(2), 4 * MIB, 3000),
     Course("segments", spec_of(16), 64 * MIB, 2000),
-    Course("tree", spec_of(4), 8 * MIB, 1000),
+    Course("tree", spec_of(4), 8 * MIB, 400),
     Course("s3", spec_of(2), 1 << 40, 100),
 )
 

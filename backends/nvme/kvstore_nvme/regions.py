@@ -24,6 +24,7 @@ from kvstore_nvme.store import Store
 _PORTION: Final = 128  # records removed in one transaction, so that a nearly full index can take it
 _HOT_SHARE: Final = 4  # a quarter of a region at most is kept
 _HOT_BYTES: Final = 32 << 20  # ... and no more than this is held in memory meanwhile
+_YOUNG_SHARE: Final = 8  # an eighth of the regions, the newest, is emptied last
 _INDEX_SHARE: Final = 0.45  # of the index that may be live: copy-on-write needs as much again
 
 
@@ -122,9 +123,7 @@ class Regions:
             row = self._index.row(txn, claim.region)
             if row is not None:
                 turn = self._index.tick(txn, time.time_ns() // 1000)
-                # what was written last counts as used once: nobody has had the time to read it
-                hits = max(row.hits, 1)
-                self._index.set_row(txn, claim.region, row._replace(state=SEALED, turn=turn, hits=hits))
+                self._index.set_row(txn, claim.region, row._replace(state=SEALED, turn=turn))
         self._release(claim.region)
 
     def leave(self, claim: Claim) -> None:
@@ -210,7 +209,10 @@ class Regions:
 
     def _clock(self, rows: dict[int, Row], limit: int) -> Iterator[int]:
         """Sealed regions, and open ones that are nearly full, in the order in which to empty them."""
-        waiting = sorted((w.turn, r) for r, w in rows.items() if w.state in {SEALED, OPEN} and r < limit)
+        full = sorted((w.generation, r) for r, w in rows.items() if w.state in {SEALED, OPEN} and r < limit)
+        # nobody has had the time to read what was written last, so that its lack of hits says nothing
+        young = [r for _, r in full[-max(1, len(full) // _YOUNG_SHARE) :]]
+        waiting = sorted((rows[r].turn, r) for _, r in full if r not in young)
         used = [(rows[r].hits, turn, r) for turn, r in waiting if rows[r].hits]
         passed: list[int] = []
         for _, region in waiting:
@@ -220,9 +222,9 @@ class Regions:
             self._pass_over(passed)
             passed.clear()
             yield region
-        self._pass_over(passed)
         for _, _, region in sorted(used):
             yield region
+        yield from young
 
     def _pass_over(self, regions: Sequence[int]) -> None:
         """Send used regions to the end of the order, with half of their hits."""
