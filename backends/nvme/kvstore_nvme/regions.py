@@ -24,7 +24,7 @@ from kvstore_nvme.store import Store
 _PORTION: Final = 128  # records removed in one transaction, so that a nearly full index can take it
 _HOT_SHARE: Final = 4  # a quarter of a region at most is kept
 _HOT_BYTES: Final = 32 << 20  # ... and no more than this is held in memory meanwhile
-_YOUNG_SHARE: Final = 8  # an eighth of the regions, the newest, is emptied last
+_YOUNG_SHARE: Final = 2  # the newer half of the regions is emptied last: a put may be as large as a third of a store
 _INDEX_SHARE: Final = 0.45  # of the index that may be live: copy-on-write needs as much again
 
 

@@ -102,6 +102,18 @@ def test_what_was_put_last_survives_the_next_eviction(opener: Opener) -> None:
         backend.maintain()  # uses reach the index
 
 
+def test_a_put_of_several_regions_is_whole_when_it_ends(opener: Opener) -> None:
+    """Also when everything older has been used, and nothing of this put yet."""
+    backend = opener(capacity_bytes=16 * MIB, block_bytes=64 << 10)
+    for batch in range(14):
+        ids = range(48 * batch, 48 * (batch + 1))
+        for i in ids:
+            put(backend, item_of(i, 64 << 10))
+        assert None not in read(backend, [name_of(i) for i in ids]), batch
+        backend.touch_many([name_of(i) for i in ids])
+        backend.maintain()  # uses reach the index
+
+
 def test_a_put_of_a_stored_name_counts_as_a_use(opener: Opener) -> None:
     backend = opener(capacity_bytes=16 * MIB, block_bytes=128 << 10)
     for i in range(300):
