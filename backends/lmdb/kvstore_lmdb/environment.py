@@ -215,11 +215,13 @@ class Registry:
             logger.warning("%s: closing takes longer than %g s and goes on behind", environment.data, _CLOSE_S)
 
     def _close(self, key: tuple[int, int], seat: _Seat) -> None:
-        seat.environment.close()
-        seat.closed.set()
-        with self._lock:
-            if self._seats.get(key) is seat:
-                del self._seats[key]
+        try:
+            seat.environment.close()
+        finally:  # the directory can be opened again whatever happened
+            seat.closed.set()
+            with self._lock:
+                if self._seats.get(key) is seat:
+                    del self._seats[key]
 
     def _watch_forks(self) -> None:
         if not self._hooked:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
 import stat
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ import lmdb
 import pytest
 from kvstore_lmdb import directory
 from kvstore_lmdb.backend import LmdbBackend
+from kvstore_lmdb.environment import Environment
 from kvstore_lmdb.statefile import StateFile
 
 from kvstore.backend import BackendContext
@@ -327,6 +330,7 @@ def test_a_store_of_a_newer_format_is_refused(opener: Opener) -> None:
 def test_registration_imports_neither_lmdb_nor_numpy() -> None:
     code = """
 import sys
+import time
 import kvstore_lmdb.hooks as hooks
 (plugin,) = hooks.kvstore_register_backends()
 assert plugin.name == "lmdb" and plugin.options.__name__ == "LmdbOptions"
@@ -345,3 +349,22 @@ def test_trouble_is_logged_once_a_minute(backend: LmdbBackend, caplog: pytest.Lo
     for _ in range(5):
         session.note_trouble(session.environment, lmdb.DiskError("x"), "writing")
     assert len(caplog.records) == 1
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_close_that_fails_does_not_keep_the_directory(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opener()
+    close = Environment.close
+
+    def fail(self: Environment) -> None:
+        close(self)
+        raise OSError(errno.EIO, "closing failed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Environment, "close", fail)
+        started = time.monotonic()
+        backend.close()
+        assert time.monotonic() - started < 2
+
+    again = opener()
+    assert put(again, item_of(1)) == [PutStatus.STORED]
