@@ -197,7 +197,7 @@ class LmdbBackend(Backend):
 
     @contextlib.contextmanager
     def _entered(self, session: Session) -> Iterator[Environment | None]:
-        environment = session.environment
+        environment = session.store
         if environment is None:
             yield None
             return

@@ -15,7 +15,7 @@ import lmdb
 from kvstore.backend import BackendContext, Finding
 from kvstore.errors import BackendError, ConfigError
 from kvstore_lmdb.directory import file_system, is_network, resolve
-from kvstore_lmdb.environment import REGISTRY, TREES
+from kvstore_lmdb.environment import TREES, join, leave
 from kvstore_lmdb.errors import translate
 from kvstore_lmdb.guard import DATA_NAME, GuardSettings
 from kvstore_lmdb.options import DEFAULT_CAPACITY_BYTES, LmdbOptions, map_bytes
@@ -124,7 +124,7 @@ def _store(directory: Path, options: LmdbOptions, context: BackendContext) -> It
     """Open what is there read-only and look at the table of readers."""
     settings = GuardSettings(map_bytes(options, 1), options.max_readers, len(TREES), context.durability, read_only=True)
     try:
-        environment = REGISTRY.acquire(directory, settings, context.logger)
+        environment = join(directory, settings, context.logger)
     except (BackendError, ConfigError) as e:
         yield Finding("problem", str(e), "a cache that opens a damaged store sets it aside and starts cold")
         return
@@ -135,7 +135,7 @@ def _store(directory: Path, options: LmdbOptions, context: BackendContext) -> It
         info = environment.env.info()
         used, slots = int(info["num_readers"]), int(info["max_readers"])
     finally:
-        REGISTRY.release(environment, context.logger)
+        leave(environment, context.logger)
     what = f"the data file is sound at first sight; {used} of {slots} reader slots were used"
     if used > _CROWDED * slots:
         yield Finding("warning", what, "close all users of the store, then open it with a larger max_readers")

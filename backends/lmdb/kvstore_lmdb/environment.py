@@ -1,11 +1,10 @@
-"""One shared environment per directory and process, and what happens to it on close and fork."""
+"""An open LMDB environment, shared by all backends of this process on one directory."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import logging
-import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -14,15 +13,13 @@ from typing import Final
 
 import lmdb
 
-from kvstore.errors import BackendUnavailableError, ClosedError, ConfigError
+from kvstore.errors import ClosedError, ConfigError
 from kvstore_lmdb.gate import Gate
 from kvstore_lmdb.guard import GuardedEnvironment, GuardSettings, close_guarded, open_guarded
+from kvstore_lmdb.shared_stores import SharedStores, check_joinable
 
 RECORDS, INDEX, RECENCY, NOTES = b"records", b"index", b"recency", b"notes"
 TREES: Final = (RECORDS, INDEX, RECENCY, NOTES)
-_CLOSE_S: Final = 4.0
-_FORK_WAIT_S: Final = 0.5
-
 Removed = Callable[[Sequence[bytes]], None]
 
 
@@ -151,113 +148,28 @@ class Environment:
             self.opened.state.close()
 
 
-class _Seat:
-    """A directory's entry in the registry."""
+def join(directory: Path, settings: GuardSettings, logger: logging.Logger) -> Environment:
+    """Join or open the environment of a directory; pair with :func:`leave`.
 
-    def __init__(self, environment: Environment) -> None:
-        self.environment = environment
-        self.users = 1
-        self.closed = threading.Event()
-
-
-class Registry:
-    """The environments of this process by device and inode of their directory.
-
-    liblmdb forbids opening a file twice in one process (its POSIX locks would be lost), so
-    backends on one directory share the environment, and a new one opens after the old has closed.
+    Raises:
+        BackendError: See :func:`~kvstore_lmdb.guard.open_guarded`.
+        OSError, lmdb.Error: The system refused.
     """
 
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-        self._seats: dict[tuple[int, int], _Seat] = {}
-        self._hooked = False
+    def check(environment: Environment) -> None:
+        check_joinable(environment, directory, read_only=settings.read_only)
+        if not settings.read_only and environment.durability != settings.durability:
+            raise ConfigError(
+                f"backend 'lmdb', option 'durability': {directory} is open in this process with "
+                f"durability = {environment.durability!r}; use the same value everywhere"
+            )
 
-    def acquire(self, directory: Path, settings: GuardSettings, logger: logging.Logger) -> Environment:
-        """Join or open the environment of a directory; pair with :meth:`release`.
-
-        Raises:
-            BackendError: See :func:`~kvstore_lmdb.guard.open_guarded`.
-            OSError, lmdb.Error: The system refused.
-        """
-        with self._lock:
-            self._watch_forks()
-            found = directory.stat()
-            key = (found.st_dev, found.st_ino)
-            seat = self._seats.get(key)
-            if seat is not None and not seat.users:
-                if not seat.closed.wait(_CLOSE_S):
-                    raise BackendUnavailableError(f"{directory} is still being closed by this process; try again")
-                seat = None
-            if seat is None:
-                environment = _make(open_guarded(directory, settings, logger))
-                self._seats[key] = _Seat(environment)
-                return environment
-            _check_joinable(seat.environment, settings)
-            seat.users += 1
-            return seat.environment
-
-    def release(self, environment: Environment, logger: logging.Logger) -> None:
-        """Give an environment back; the last user closes it, within about 4 s."""
-        with self._lock:
-            key = next((k for k, s in self._seats.items() if s.environment is environment), None)
-            if key is None:
-                return
-            seat = self._seats[key]
-            seat.users -= 1
-            if seat.users:
-                return
-            environment.gate.shut()
-            # A sync of much data or a reader that hangs must not hold the caller up: a daemon
-            # thread finishes the work, and the state file stays "open" until it has.
-            closer = threading.Thread(target=self._close, args=(key, seat), name="kvstore-lmdb-close", daemon=True)
-            closer.start()
-        if not seat.closed.wait(_CLOSE_S):
-            logger.warning("%s: closing takes longer than %g s and goes on behind", environment.data, _CLOSE_S)
-
-    def _close(self, key: tuple[int, int], seat: _Seat) -> None:
-        try:
-            seat.environment.close()
-        finally:  # the directory can be opened again whatever happened
-            seat.closed.set()
-            with self._lock:
-                if self._seats.get(key) is seat:
-                    del self._seats[key]
-
-    def _watch_forks(self) -> None:
-        if not self._hooked:
-            os.register_at_fork(before=self._before, after_in_parent=self._in_parent, after_in_child=self._in_child)
-            self._hooked = True
-
-    def _environments(self) -> list[Environment]:
-        return [seat.environment for seat in list(self._seats.values())]
-
-    def _before(self) -> None:
-        for environment in self._environments():
-            environment.gate.pause(_FORK_WAIT_S)
-
-    def _in_parent(self) -> None:
-        for environment in self._environments():
-            environment.gate.resume()
-
-    def _in_child(self) -> None:
-        inherited = self._environments()
-        self._lock = threading.RLock()
-        self._seats = {}
-        for environment in inherited:
-            environment.void()
+    return _STORES.acquire(directory, lambda: _make(open_guarded(directory, settings, logger)), check)
 
 
-def _check_joinable(environment: Environment, settings: GuardSettings) -> None:
-    directory = environment.data.parent
-    if not environment.usable or environment.replaced():
-        raise BackendUnavailableError(f"{environment.data} was replaced or damaged while open; it is being reopened")
-    if environment.read_only and not settings.read_only:
-        raise BackendUnavailableError(f"{directory} is open read-only in this process; close that first")
-    if not settings.read_only and environment.durability != settings.durability:
-        raise ConfigError(
-            f"backend 'lmdb', option 'durability': {directory} is open in this process with "
-            f"durability = {environment.durability!r}; use the same value everywhere"
-        )
+def leave(environment: Environment, logger: logging.Logger) -> None:
+    """Give an environment back; the last user closes it, within about 4 s, or a thread does later."""
+    _STORES.release(environment, environment.data.parent, logger)
 
 
 def _check_ours(env: lmdb.Environment, directory: Path) -> None:
@@ -281,5 +193,5 @@ def _make(opened: GuardedEnvironment) -> Environment:
     return Environment(opened, Trees(*handles))
 
 
-REGISTRY: Final = Registry()
-"""The one registry of this process, because what it guards (POSIX locks) belongs to the process."""
+_STORES: Final[SharedStores[Environment]] = SharedStores("lmdb")
+"""Of this process, because what they guard (POSIX locks) belongs to the process."""

@@ -97,7 +97,7 @@ def test_random_changes_agree_with_a_model(backend: LmdbBackend, seed: int) -> N
 
 def totals(backend: LmdbBackend) -> tuple[int, int]:
     assert backend._session is not None
-    environment = backend._session.environment
+    environment = backend._session.store
     assert environment is not None
     with environment.env.begin() as txn:
         return kinship.totals(environment, txn)
@@ -122,7 +122,7 @@ def test_a_store_of_format_1_is_read_and_upgraded(opener: Opener) -> None:
     backend = opener()
     put(backend, *[block(1, i) for i in range(3)])
     assert backend._session is not None
-    environment = backend._session.environment
+    environment = backend._session.store
     assert environment is not None
     trees = environment.trees
     with environment.env.begin(write=True) as txn:  # what format 1 had
@@ -143,8 +143,8 @@ def test_a_store_of_format_1_is_read_and_upgraded(opener: Opener) -> None:
     again.delete_many([name_of("1/2")], call())
     assert orphaned(again) == RECORD_BYTES  # block 3, stored by format 2
     assert again._session is not None
-    assert again._session.environment is not None
-    with again._session.environment.env.begin(db=again._session.environment.trees.notes) as txn:
+    assert again._session.store is not None
+    with again._session.store.env.begin(db=again._session.store.trees.notes) as txn:
         assert txn.get(b"format") == (2).to_bytes(8, "little")
     assert notes.FORMAT_VERSION == 2
 

@@ -198,8 +198,8 @@ def test_durable_syncs_each_transaction(opener: Opener) -> None:
     backend = opener(durability="durable")
     session = backend._session
     assert session is not None
-    assert session.environment is not None
-    flags = session.environment.env.flags()
+    assert session.store is not None
+    flags = session.store.env.flags()
     assert (flags["sync"], flags["metasync"], flags["writemap"], flags["readahead"]) == (True, False, False, True)
 
 
@@ -319,8 +319,8 @@ def test_a_store_of_a_newer_format_is_refused(opener: Opener) -> None:
     backend = opener()
     session = backend._session
     assert session is not None
-    assert session.environment is not None
-    with session.environment.env.begin(db=session.environment.trees.notes, write=True) as txn:
+    assert session.store is not None
+    with session.store.env.begin(db=session.store.trees.notes, write=True) as txn:
         txn.put(b"format", (3).to_bytes(8, "little"))
     backend.close()
     with pytest.raises(BackendUnavailableError, match="store format 3"):
@@ -344,10 +344,10 @@ assert type(plugin.factory()).__name__ == "LmdbBackend"
 def test_trouble_is_logged_once_a_minute(backend: LmdbBackend, caplog: pytest.LogCaptureFixture) -> None:
     session = backend._session
     assert session is not None
-    assert session.environment is not None
+    assert session.store is not None
     caplog.set_level(logging.WARNING)
     for _ in range(5):
-        session.note_trouble(session.environment, lmdb.DiskError("x"), "writing")
+        session.note_trouble(session.store, lmdb.DiskError("x"), "writing")
     assert len(caplog.records) == 1
 
 

@@ -136,8 +136,8 @@ def test_dead_readers_neither_fill_the_table_nor_pin_pages(opener: Opener, tmp_p
     assert result.returncode == 0, result.stderr
     session = backend._session
     assert session is not None
-    assert session.environment is not None
-    env = session.environment.env
+    assert session.store is not None
+    env = session.store.env
     pinned = [line for line in env.readers().splitlines()[1:] if line.split()[-1] != "-"]
     assert pinned
     backend.maintain()  # the first call checks at once, later ones each minute
@@ -282,7 +282,7 @@ def test_close_ends_while_other_threads_use_the_store(opener: Opener) -> None:
 
 
 def test_close_does_not_wait_for_ever_for_a_reader_that_hangs(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("kvstore_lmdb.environment._CLOSE_S", 0.05)
+    monkeypatch.setattr("kvstore_lmdb.shared_stores._CLOSE_S", 0.05)
     backend = opener()
     put(backend, item_of(1))
     inside, go = threading.Event(), threading.Event()
@@ -300,7 +300,7 @@ def test_close_does_not_wait_for_ever_for_a_reader_that_hangs(opener: Opener, mo
     go.set()
     reader.join()
     assert seen == [bytes_of(1, 5000)]
-    monkeypatch.setattr("kvstore_lmdb.environment._CLOSE_S", 10.0)
+    monkeypatch.setattr("kvstore_lmdb.shared_stores._CLOSE_S", 10.0)
     assert read(opener(), [name_of(1)]) == [bytes_of(1, 5000)]
 
 
@@ -336,5 +336,5 @@ def test_misses_and_errors_leave_no_reader(backend: LmdbBackend) -> None:
         thread.join()
     session = backend._session
     assert session is not None
-    assert session.environment is not None
-    assert [r for r in session.environment.env.readers().splitlines()[1:] if r.split()[-1] != "-"] == []
+    assert session.store is not None
+    assert [r for r in session.store.env.readers().splitlines()[1:] if r.split()[-1] != "-"] == []

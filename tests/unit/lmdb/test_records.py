@@ -118,8 +118,8 @@ def test_a_late_call_ends_with_timeouts(backend: LmdbBackend) -> None:
 def test_a_put_waits_for_the_writer_only_until_its_deadline(backend: LmdbBackend) -> None:
     session = backend._session
     assert session is not None
-    assert session.environment is not None
-    with session.environment.write_lock:
+    assert session.store is not None
+    with session.store.write_lock:
         assert backend.put_many([item_of(1)], Call.within(0.02)) == [PutStatus.TIMEOUT]
     assert put(backend, item_of(1)) == [PutStatus.STORED]
 
@@ -135,9 +135,9 @@ def test_an_exception_of_receive_propagates_and_leaves_no_reader(backend: LmdbBa
         backend.get_many([name_of(0)], receive, call())
     assert read(backend, [name_of(0)]) == [bytes_of(0, 5000)]
     assert backend._session is not None
-    assert backend._session.environment is not None
-    assert backend._session.environment.gate.inside == 0
-    rows = backend._session.environment.env.readers().splitlines()[1:]
+    assert backend._session.store is not None
+    assert backend._session.store.gate.inside == 0
+    rows = backend._session.store.env.readers().splitlines()[1:]
     assert all(row.split()[-1] == "-" for row in rows)
 
 
@@ -184,8 +184,8 @@ def test_scan_may_be_left_half_way(backend: LmdbBackend) -> None:
     put(backend, *[item_of(i, 200) for i in range(600)])
     next(backend.scan())
     assert backend._session is not None
-    assert backend._session.environment is not None
-    assert backend._session.environment.gate.inside == 0
+    assert backend._session.store is not None
+    assert backend._session.store.gate.inside == 0
 
 
 def test_capabilities_say_what_the_medium_does() -> None:
