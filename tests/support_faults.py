@@ -177,6 +177,11 @@ class Residue:
         return sorted(self.threads - before.threads) + more
 
 
+def rss_bytes() -> int:
+    """Memory that this process really takes."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+
+
 def left_behind(before: Residue, patience_s: float = 5.0) -> list[str]:
     """What is still held after a little patience: threads end after the call that told them to."""
     deadline = time.monotonic() + patience_s

@@ -12,7 +12,7 @@ from kvstore.errors import (
     BackendUnavailableError,
     PluginError,
 )
-from kvstore.types import PutStatus, ReadStatus
+from kvstore.types import Call, Presence, PutStatus, ReadStatus
 
 T = TypeVar("T")
 
@@ -49,6 +49,18 @@ def raise_failure(statuses: Sequence[ReadStatus | PutStatus], tier: str) -> None
         if status in statuses:
             msg = f"the backend of tier {tier!r} answered {status.value}"
             raise error(msg)
+
+
+def raise_unknown(found: Sequence[Presence], call: Call, tier: str) -> None:
+    """Raise if nothing is known of any block, which means that the medium failed.
+
+    Raises:
+        BackendError: A timeout when the call is over by now.
+    """
+    if found and all(presence is Presence.UNKNOWN for presence in found):
+        error = BackendTimeoutError if call.stop() else BackendUnavailableError
+        msg = f"the backend of tier {tier!r} could not say of any block whether it is there"
+        raise error(msg)
 
 
 def _wrong_form(answer: object, expected: int) -> bool:

@@ -119,15 +119,20 @@ class Breaker:
             self._probing = False
 
     def failed(self, operation: str, error: BaseException) -> None:
-        """Note a failed operation; logs at most one line a minute."""
+        """Note a failed operation; logs at most one line a minute.
+
+        Operations that began before it opened and fail during the pause do not lengthen it: many
+        callers at once would turn a second of trouble into the longest pause.
+        """
         now = self._clock()
         with self._lock:
             self._failures[operation] = self._failures.get(operation, 0) + 1
             self._last_error = f"{type(error).__name__}: {error}"
-            self._probing = False
             opening = not self._open and self._failures[operation] >= FAILURES_TO_OPEN
-            if self._failures[operation] >= FAILURES_TO_OPEN:
-                self._pause(now)
+            if not self._open or now >= self._open_until:
+                self._probing = False
+                if self._failures[operation] >= FAILURES_TO_OPEN:
+                    self._pause(now)
             log = now - self._last_log >= _LOG_INTERVAL_S
             if log:
                 self._last_log = now

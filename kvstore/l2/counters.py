@@ -25,6 +25,7 @@ class TierCounters:
     stores_dropped: int = 0
     repaired: int = 0
     lost_from_l1: int = 0
+    reread: int = 0
     corrupt: int = 0
     key_mismatch: int = 0
     spec_mismatch: int = 0

@@ -98,7 +98,31 @@ class TierReader:
             return [BlockStatus.UNAVAILABLE] * len(part)
         placer = self._placer(part, names, landing, indices, call)
         said = self.tier.guarded(READING, lambda: self._ask(names, placer, call))
-        return self._conclude(placer, said, len(part), in_worker=True)
+        again = self._worth_another_look(placer, call, len(part))
+        if not again:
+            return self._conclude(placer, said, len(part), in_worker=True)
+        placer.finish()
+        self.tier.counters.add(reread=len(placer.bad))
+        statuses = self._statuses(placer, said, len(part))
+        second = Call(call.deadline, leading_only=call.leading_only, run=call.run)
+        some = [names[k] for k in again]
+        placer = self._placer(part.among(again), some, landing, [indices[k] for k in again], second)
+        said = self.tier.guarded(READING, lambda: self._ask(some, placer, second))
+        for k, status in zip(again, self._conclude(placer, said, len(again), in_worker=True), strict=True):
+            statuses[k] = status
+        return statuses
+
+    def _worth_another_look(self, receiver: Receiver, call: Call, n: int) -> Sequence[int]:
+        """Which blocks to read a second time: what came damaged, and what was skipped because of it.
+
+        Whole objects travel: what fails verification may have been damaged on its way, and a good
+        object must not be dropped for that.
+        """
+        if not (receiver.bad and self.tier.asks_by_reading) or receiver.sink_error is not None:
+            return ()
+        if call.leading_only:  # the call was cancelled at the first bad record
+            return [k for k in range(min(receiver.bad), n) if k not in receiver.delivered] if call.remaining() else ()
+        return () if call.stop() else sorted(receiver.bad)
 
     def _placer(
         self, part: Part, names: Sequence[bytes], landing: Landing, indices: Sequence[int], call: Call
@@ -117,6 +141,9 @@ class TierReader:
         self.condemn(receiver.bad.values(), in_worker=in_worker)
         if receiver.sink_error is not None:
             raise receiver.sink_error
+        return self._statuses(receiver, said, n)
+
+    def _statuses(self, receiver: Receiver, said: list[ReadStatus] | None, n: int) -> list[BlockStatus]:
         if receiver.decoding is not None:
             self.tier.decoding = receiver.decoding
         return [receiver.status(i, s) for i, s in enumerate(said or [ReadStatus.UNAVAILABLE] * n)]

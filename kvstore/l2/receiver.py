@@ -80,15 +80,26 @@ class Receiver:
             return
         self.decoding = not block.is_raw
         decoder.recycle()
+        self._deliver(i)
+
+    def _deliver(self, i: int) -> None:
         self.delivered.add(i)
+        if self.bad:
+            self._end_behind_bad()
 
     def _reject(self, i: int, view: memoryview | None, error: CorruptRecordError) -> None:
         checksum = None
         if view is not None:
             short = view.nbytes < _CHECKSUM_END
             checksum = 0 if short else int.from_bytes(view[_CHECKSUM_END - 8 : _CHECKSUM_END], "little")
+        # kept without its frames, which would keep the medium's memory and connections in a cycle
+        error.__traceback__ = error.__cause__ = error.__context__ = None
         self.bad[i] = BadRecord(self._names[i], checksum, error, self._call.run)
-        if self._call.leading_only:
+        self._end_behind_bad()
+
+    def _end_behind_bad(self) -> None:
+        """What follows a bad record is of no use to a leading read; what precedes it may still be on its way."""
+        if self._call.leading_only and self.delivered.issuperset(range(min(self.bad))):
             self._call.cancel()
 
     def finish(self) -> None:
@@ -193,7 +204,7 @@ class Placer(Receiver):
             return
         if block.is_raw and block.token_ids is None:
             self.decoding = False
-            self.delivered.add(k)
+            self._deliver(k)
             return
         decoder.recycle()
         staging = self._frames.take()  # as long as the block, yet encoded: it must not be decoded onto itself

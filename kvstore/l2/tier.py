@@ -17,7 +17,7 @@ from kvstore.errors import (
     BackendUnavailableError,
     KVStoreError,
 )
-from kvstore.l2.answers import checked, raise_failure
+from kvstore.l2.answers import checked, raise_failure, raise_unknown
 from kvstore.l2.border import READING, Border
 from kvstore.l2.counters import TierCounters
 from kvstore.l2.names import TierNames
@@ -201,8 +201,12 @@ class Tier:
         """Presence of each block; all UNKNOWN when the tier could not be asked."""
 
         def ask() -> list[Presence]:
+            began_late = call.stop()
             names = self.names_of(part, call)
-            return self.checked("exists_many", self.backend.exists_many(names, call), len(names))
+            found = self.checked("exists_many", self.backend.exists_many(names, call), len(names))
+            if not began_late:
+                raise_unknown(found, call, self.name)
+            return found
 
         found = None
         if self.direct:

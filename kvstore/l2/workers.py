@@ -56,8 +56,23 @@ class Job(Generic[T]):
         with self._lock:
             self._finished.set()
             abandoned = self.abandoned
-        if abandoned and self._late is not None:
-            self._late()
+        if abandoned:
+            if self._late is not None:
+                self._late()
+            self.error = None  # nobody will ask, and its frames hold this job
+
+    def outcome(self) -> T:
+        """Return the result of an ended job or raise its error; the job lets go of the error.
+
+        An exception that its own frames hold keeps their memory and connections until the garbage collector comes.
+        """
+        error, self.error = self.error, None
+        if error is None:
+            return cast("T", self.result)  # set whenever there is no error
+        try:
+            raise error
+        finally:
+            del error
 
     def wait(self, timeout_s: float) -> bool:
         """Wait for the end; False means the job is abandoned and ``late`` will run at its end."""
@@ -114,9 +129,7 @@ class WorkerPool:
             call.cancel()
             msg = f"{self._name}: no answer within the deadline"
             raise BackendTimeoutError(msg)
-        if job.error is not None:
-            raise job.error
-        return cast("T", job.result)  # set whenever there is no error
+        return job.outcome()
 
     def submit(self, job: Job[Any]) -> None:
         """Queue a job, starting threads as needed.

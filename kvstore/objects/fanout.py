@@ -50,6 +50,7 @@ class _Batch(Generic[T]):
                 if error is not None:
                     self._stopped = True
                     self.error = self.error or error
+                    error = None
                 self._quiet.notify_all()
 
     def wait(self, until: float | None) -> bool:
@@ -101,9 +102,13 @@ class Fanout:
         except BaseException:  # interrupted: what still runs may hold the caller's buffers
             batch.wait(None)
             raise
-        if batch.error is not None:
-            raise batch.error
-        return ended
+        error, batch.error = batch.error, None
+        if error is None:
+            return ended
+        try:
+            raise error
+        finally:
+            del error  # its frames hold this one: what they hold would stay until the garbage collector comes
 
     def background(self, work: Callable[[], None]) -> None:
         """Do something in one of the threads; nobody waits, so ``work`` must not raise."""

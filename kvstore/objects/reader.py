@@ -95,7 +95,7 @@ class Read:
         if self._call.stop() or ask.first > self._limit:
             return
         try:
-            there = self._read_parts(ask.end) if self._sparse(ask.end) else self._read_whole(ask.end)
+            there = self._read_object(ask.end)
         except PackError:
             self._store.condemn(ask.end)
             there = False
@@ -104,6 +104,20 @@ class Read:
             return
         if not there:
             self._missed(ask)
+
+    def _read_object(self, end: bytes) -> bool:
+        """Deliver what an object has of what is still wanted; False when it is not there.
+
+        Raises:
+            PackError: It is no sound pack, and was none when it was read again: it may have been damaged on its way.
+        """
+        try:
+            return self._read_parts(end) if self._sparse(end) else self._read_whole(end)
+        except PackError:
+            if self._call.stop():
+                raise
+            self._store.remembered.lost(end)
+            return self._read_parts(end) if self._sparse(end) else self._read_whole(end)
 
     def _missed(self, ask: Ask) -> None:
         self._store.lost(ask.end)

@@ -15,6 +15,11 @@ from kvstore.objects.pack import Entry
 
 _HOLES: Final = 4096  # names that were missed inside or at the end of a run; each costs the next lookup one look
 
+_REMOVED: Final = 4096  # ends whose removal is remembered; each costs a look at the medium at worst
+
+_OVERLAP_S: Final = 5.0
+"""For how long after a removal an observation may be older than it: no operation takes longer, by its deadline."""
+
 _LISTED: Final = 1 << 15
 """Names of a listing whose place is remembered, 8 MB: whoever lists reads or removes what was listed last."""
 
@@ -70,6 +75,7 @@ class Remembered:
         self._runs: OrderedDict[bytes, _Run] = OrderedDict()  # name to a run that was seen to be stored
         self._absent: OrderedDict[bytes, float] = OrderedDict()  # name to the end of the verdict
         self._holes: OrderedDict[bytes, None] = OrderedDict()  # names missed where their sequence says otherwise
+        self._removed: OrderedDict[bytes, float] = OrderedDict()  # end of an object to when it was found to be gone
 
     def where(self, name: bytes) -> StoredObject | None:
         """The object that held the name when it was last seen."""
@@ -90,10 +96,21 @@ class Remembered:
         end = self._absent.get(name)
         return end is not None and time.monotonic() < end
 
-    def note(self, names: Sequence[bytes], seen: StoredObject) -> None:
-        """These names are in that object."""
-        seen.seen = time.monotonic()
+    def note(self, names: Sequence[bytes], seen: StoredObject, began: float = -math.inf) -> None:
+        """These names are in that object.
+
+        Where another thread removed an object of that name meanwhile, only where it was is remembered,
+        not that it is there.
+
+        Args:
+            names: What it holds.
+            seen: The object.
+            began: ``time.monotonic()`` when whoever saw or wrote it began, if known.
+        """
+        now = time.monotonic()
         with self._lock:
+            removed = self._removed.get(seen.end, -math.inf)
+            seen.seen = -math.inf if began <= removed and now - removed < _OVERLAP_S else now
             known = self._objects.get(seen.end)
             seen.written = seen.written or (known is not None and known.written and known.end == seen.end)
             seen.names = tuple(dict.fromkeys((*seen.names, *names))) if seen.names else tuple(names)
@@ -160,14 +177,19 @@ class Remembered:
                 self._absent[name] = end
             _trim(self._absent, self._most)
 
-    def lost(self, end: bytes, before: float = math.inf) -> list[bytes]:
+    def lost(self, end: bytes, before: float = math.inf, *, replaced: bool = False) -> list[bytes]:
         """The object of that name is not there (any more); returns the names remembered to be in it.
 
         Args:
             end: Its name.
             before: ``time.monotonic()``; what was seen later is another object of that name.
+            replaced: There is a new one of that name, which is noted next.
         """
         with self._lock:
+            if not replaced:
+                self._removed.pop(end, None)
+                self._removed[end] = time.monotonic()
+                _trim(self._removed, _REMOVED)
             lost: dict[bytes, None] = {}
             for table in (self._objects, self._listed):
                 known = table.get(end)

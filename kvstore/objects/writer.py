@@ -156,7 +156,7 @@ class Writer:
             return next(status for kind, status in _STATUS if isinstance(e, kind))
 
     def _publish(self, piece: Piece, call: Call) -> PutStatus:
-        store = self._store
+        store, began = self._store, time.monotonic()
         if self._known(piece, call):
             return PutStatus.EXISTS
         if not store.space.fits(piece.nbytes):
@@ -171,7 +171,7 @@ class Writer:
                 return PutStatus.EXISTS
             # a damaged object, or the end of this run as it was put before the rest was known
             store.space.write(key, buffers, call, once=False, blocks=blocks, replaces=there)
-        self._note(piece, key, call)
+        self._note(piece, key, call, began)
         return PutStatus.STORED
 
     def _known(self, piece: Piece, call: Call) -> bool:
@@ -198,13 +198,13 @@ class Writer:
         self._store.remembered.note(names, there)
         self._store.ages.used(names[::-1])
 
-    def _note(self, piece: Piece, key: str, call: Call) -> None:
+    def _note(self, piece: Piece, key: str, call: Call, began: float) -> None:
         """Remember what was written, and give it its place in the order of eviction."""
         store = self._store
         names = [item.name for item in piece.items]
         stored = StoredObject(piece.end, len(names), piece.nbytes, time.time(), written=True)
-        store.remembered.lost(piece.end)
-        store.remembered.note(names, stored)
+        store.remembered.lost(piece.end, replaced=True)
+        store.remembered.note(names, stored, began)
         if not store.settings.evicts:
             return
         stored.modified = store.ages.born_at(key)

@@ -119,6 +119,13 @@ class LyingAboutRanges(MemoryBackend):
     capabilities = MemoryBackend.capabilities | Capability.RANGES
 
 
+@fails("no_capability_is_declared_that_is_only_reserved")
+class AheadOfItsTime(MemoryBackend):
+    """Declares that it takes device memory, which nobody hands out."""
+
+    capabilities = MemoryBackend.capabilities | Capability.DEVICE_DIRECT
+
+
 @fails("without_parallel_no_two_records_arrive_at_once")
 class SecretlyParallel(MemoryBackend):
     """Delivers two records at once and does not declare PARALLEL."""

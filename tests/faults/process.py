@@ -146,9 +146,15 @@ class Forge:
         assert self._link.recv(16) == b"ready"
 
     def start(
-        self, code: str, store: Store, *args: object, shim: Shim | None = None, env: Mapping[str, str] | None = None
+        self,
+        code: str,
+        store: Store,
+        *args: object,
+        shim: Shim | None = None,
+        env: Mapping[str, str] | None = None,
+        ends: bool = False,
     ) -> Worker:
-        """Start a worker; with a shim, files fail for it."""
+        """Start a worker; with a shim, files fail for it, with ``ends`` it ends as any script does."""
         if shim is not None:
             FaultSwitch.make(shim.control)
         request = {
@@ -156,6 +162,7 @@ class Forge:
             "args": [store.to_json(), *map(str, args)],
             "shim": None if shim is None else [str(shim.prefix), str(shim.control)],
             "env": dict(env or {}),
+            "ends": ends,
         }
         errors = tempfile.TemporaryFile("w+")  # noqa: SIM115 - the worker closes it
         here, there = socket.socketpair()

@@ -26,6 +26,7 @@ ERRORS: dict[str, tuple[int, str]] = {
     "slow_down": (503, "SlowDown"),
     "error500": (500, "InternalError"),
     "forbid": (403, "AccessDenied"),
+    "unknown_key": (403, "InvalidAccessKeyId"),
     "bucket404": (404, "NoSuchBucket"),
     "expired": (400, "ExpiredToken"),
     "skew": (403, "RequestTimeTooSkewed"),
@@ -215,7 +216,7 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {name.lower(): value for name, value in self.headers.items()}
         s3.log.append(Logged(self.command, unquote(parts.path), parts.query, headers, time.time(), id(self.connection)))
         if s3.latency_s:
-            time.sleep(s3.latency_s)
+            s3.released.wait(s3.latency_s)
         fault = s3.matching(self.command, unquote(parts.path))
         if fault is not None and self._refused(fault, headers):
             return
@@ -263,9 +264,7 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.command == "POST" and "delete" in query:
             for part in body.decode().split("<Key>")[1:]:
                 s3.buckets[bucket].pop(part.partition("</Key>")[0], None)
-            self._answer(
-                200, b'<?xml version="1.0"?><DeleteResult></DeleteResult>', {"Content-Type": "application/xml"}
-            )
+            self._answer(200, b"<DeleteResult></DeleteResult>", {"Content-Type": "application/xml"})
         elif self.command == "GET":
             self._list(s3.buckets[bucket], query)
         else:
@@ -333,7 +332,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         body = stored.body
         if mode == "wrong_object":
-            body = next(other.body for other in objects.values() if other is not stored)
+            others = [other.body for other in objects.values() if other is not stored]
+            body = min(others, key=lambda other: abs(len(other) - len(stored.body)))
         if mode == "flip" and fault is not None:
             at = min(len(body) - 1, int(len(body) * fault.fraction))
             body = body[:at] + bytes([body[at] ^ 1]) + body[at + 1 :]
@@ -344,8 +344,7 @@ class _Handler(BaseHTTPRequestHandler):
             **stored.metadata,
         }
         status = 200
-        wanted = headers.get("range", "")
-        if wanted and mode != "no_ranges":
+        if (wanted := headers.get("range", "")) and mode != "no_ranges":
             first, _, last = wanted.removeprefix("bytes=").partition("-")
             start, stop = int(first), min(int(last) + 1 if last else len(body), len(body))
             if start >= len(body):

@@ -14,7 +14,8 @@ from tests.faults.store import LETTERS, over
 REQUIRED = {
     "a01": "LNTS", "a02": "LNTS", "a03": "LNTS", "a04": "LNTS", "a05": "L", "a06": "LNT", "a07": "L",
     "a08": "LNTS", "a09": "LNTS", "a10": "LNTS", "a14": "LNTS", "a15": "LNTS", "a16": "LNTS", "a17": "LNTS",
-    "a18": "LNTS",
+    "a18": "LNTS", "a19": "LNTS", "a20": "LNTS", "a21": "LNTS", "a22": "LNTS", "a23": "LNTS", "a24": "L", "a25": "LNTS",
+    "a26": "L", "a11": "S", "a12": "S", "a13": "S",
 }  # fmt: skip
 """Media of each scenario; T, the tree of files, shares the engine of S and the disk of N."""
 

@@ -171,7 +171,7 @@ def test_cycles_leave_nothing_behind(course: Course, tmp_path: Path, request: py
         counters = cache.stats().tiers[0].counters
     after = Held.now()
 
-    request.node.user_properties.append(("held", (before, warm, end, after)))
+    request.node.user_properties.append(("held", str((before, warm, end, after))))
     print(f"{course.medium}: {count:,} cycles in {seconds:.1f} s, {before} -> {warm} -> {end} -> {after}")
     print(f"{sampler.samples} samples in {sampler.seconds:.1f} s, most {sampler.most}, evicted {counters.evicted}")
     assert end.threads <= warm.threads + LATE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import stat
 from pathlib import Path
@@ -61,6 +62,7 @@ class TreeBackend(ObjectBackend):
             if not context.read_only:
                 root.mkdir(mode=0o700, parents=True, exist_ok=True)
             _check(root)
+            _note_strangers(root, context.logger)
         except FileExistsError as e:
             raise ConfigError(f"backend 'nvme', option 'path': {root} is no directory") from e
         except OSError as e:
@@ -81,6 +83,14 @@ def _options(context: BackendContext) -> NvmeOptions:
 
 def _resolve(path: str) -> Path:
     return Path(path).expanduser().absolute()
+
+
+def _note_strangers(root: Path, logger: logging.Logger) -> None:
+    """Say that everybody may write there; a group may, because several machines share the tree."""
+    found = root.stat()
+    if found.st_mode & stat.S_IWOTH:
+        mode = stat.S_IMODE(found.st_mode)
+        logger.warning("%s has mode %04o: everybody can replace stored records; take that right away", root, mode)
 
 
 def _check(root: Path) -> None:

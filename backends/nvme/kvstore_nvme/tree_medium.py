@@ -27,7 +27,7 @@ from kvstore.objects.naming import holds_records
 from kvstore.objects.pack import HEADER, PackError, parse_header
 from kvstore.types import Call
 from kvstore_nvme.tree_errors import GONE, NO_LINKS, translate
-from kvstore_nvme.tree_files import FileBody, open_file, sync_directory, write_file
+from kvstore_nvme.tree_files import FileBody, OpenFile, open_file, sync_directory, write_file
 from kvstore_nvme.tree_temporaries import new_name
 from kvstore_nvme.tree_walk import Walk
 
@@ -51,10 +51,25 @@ class TreeMedium(ObjectMedium):
         self._leftover_bytes = 0
         self._made = 0  # directories made since the last walk over everything began
         self._full_at = -math.inf
+        self._inside = {root}  # directories that were seen to be no links
         self._unpublished: set[str] = set()  # names of own temporaries: their bytes are counted by who writes them
 
     def _path(self, key: str) -> str:
         return f"{self.root}/{key}"
+
+    def _check_inside(self, path: str) -> None:
+        """Refuse to go through a link, which may lead anywhere; each directory is looked at once.
+
+        Raises:
+            OSError: A directory of the path is a link (ELOOP), is missing, or cannot be looked at.
+        """
+        directory = path.rpartition("/")[0]
+        if directory in self._inside:
+            return
+        self._check_inside(directory)
+        if stat.S_ISLNK(os.stat(directory, follow_symlinks=False).st_mode):
+            raise OSError(errno.ELOOP, "a link instead of a directory is not followed", directory)
+        self._inside.add(directory)
 
     # -- reading
 
@@ -62,12 +77,21 @@ class TreeMedium(ObjectMedium):
         """Open a file; it stays readable when it is removed meanwhile."""
         path = self._path(key)
         try:
-            opened = open_file(path)
+            opened = self._open(path)
         except OSError as e:
             raise translate(e, f"opening {path}") from e
         if opened is None:
             return None
         return FileBody(opened, start, stop, call)
+
+    def _open(self, path: str) -> OpenFile | None:
+        try:
+            self._check_inside(path)
+        except OSError as e:
+            if e.errno in GONE:
+                return None
+            raise
+        return open_file(path)
 
     def head(self, key: str, call: Call) -> ObjectInfo | None:
         """Look at a file, and into its first bytes for the number of records."""
@@ -76,7 +100,7 @@ class TreeMedium(ObjectMedium):
             raise BackendTimeoutError(msg)
         path = self._path(key)
         try:
-            file = open_file(path)
+            file = self._open(path)
             if file is None:
                 return None
             try:
@@ -118,6 +142,7 @@ class TreeMedium(ObjectMedium):
     def _create(self, temporary: str, directory: str, buffers: Sequence[memoryview | bytes]) -> None:
         for _ in range(_RACES):
             try:
+                self._check_inside(temporary)
                 write_file(temporary, buffers, sync=self._sync)
             except FileNotFoundError:
                 self._make_directory(directory)
@@ -185,6 +210,7 @@ class TreeMedium(ObjectMedium):
                 raise BackendTimeoutError(msg)
             path = self._path(key)
             try:
+                self._check_inside(path)
                 os.unlink(path)
             except OSError as e:
                 if e.errno not in GONE:
@@ -212,6 +238,7 @@ class TreeMedium(ObjectMedium):
         path = self._path(key)
         at = time.time_ns() - int(by_s * 1e9)
         try:
+            self._check_inside(path)
             os.utime(path, ns=(at, at), follow_symlinks=False)
         except OSError as e:
             if e.errno not in GONE:
@@ -223,6 +250,12 @@ class TreeMedium(ObjectMedium):
         """Walk the tree; stale temporaries and empty directories found on the way are removed."""
         directory, _, start = prefix.rpartition("/")
         whole = not prefix
+        try:
+            self._check_inside(self._path(prefix))
+        except OSError as e:
+            if e.errno in GONE:
+                return
+            raise translate(e, f"listing {self._path(directory)}") from e
         if whole:
             with self._lock:
                 self._made = 0

@@ -71,6 +71,7 @@ class Access:
     def __init__(self, options: S3Options) -> None:
         self._options: Final = options
         self._made: Client | None = None
+        self._closed = False
         self._renewing = threading.Lock()
         self._renewed_at = -_RENEW_EVERY_S
 
@@ -79,8 +80,10 @@ class Access:
 
         Raises:
             ConfigError: The AWS configuration cannot be used.
-            S3Error: There are no credentials.
+            S3Error: There are no credentials, or it was closed: what is still under way makes no new client.
         """
+        if self._closed:
+            raise S3Error(Trouble.CANCELLED, "the tier is closed")
         made = self._made
         if made is None or made.pid != os.getpid():  # two threads may both make one: the later one stays
             self._renewing = threading.Lock()
@@ -96,13 +99,30 @@ class Access:
                 return False
             self._renewed_at = time.monotonic()
             self._made = _make(self._options)
+            _close(expired.s3)  # requests under way end on their own connections
             return True
 
     def close(self) -> None:
         """Close boto3's connections."""
+        self._closed = True
         made, self._made = self._made, None
         if made is not None and made.pid == os.getpid():
-            made.s3.close()
+            _close(made.s3)
+
+
+def _close(s3: Any) -> None:
+    """Close a client and its idle connections.
+
+    boto3 only forgets its pools, and urllib3 closes them when the garbage collector comes by: the tracebacks
+    of failed requests keep them in cycles.  Where the pools cannot be found it stays at that.
+    """
+    session = getattr(getattr(s3, "_endpoint", None), "http_session", None)
+    pools = getattr(getattr(session, "_manager", None), "pools", None) or {}
+    found = [pools.get(key) for key in pools.keys()]  # noqa: SIM118 - urllib3's container cannot be iterated
+    s3.close()
+    for pool in found:
+        if pool is not None:
+            pool.close()
 
 
 def _make(options: S3Options) -> Client:

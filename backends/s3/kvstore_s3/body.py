@@ -66,12 +66,14 @@ class S3Body(ObjectBody):
         else:
             if got:
                 return got
-            error = S3Error(Trouble.BODY, f"the body ended after {self._read_bytes} of {self.nbytes} bytes")
-            if self._second:
-                raise error
-            self._failed(error)
+            if self._second:  # raised where it is made: an exception in a variable keeps this frame and its connection
+                raise self._ended_early()
+            self._failed(self._ended_early())
         self._start_again(stream)
         return got
+
+    def _ended_early(self) -> S3Error:
+        return S3Error(Trouble.BODY, f"the body ended after {self._read_bytes} of {self.nbytes} bytes")
 
     def _start_again(self, broken: Stream) -> None:
         self._second = True

@@ -35,7 +35,9 @@ class Troubles:
             if not silent:
                 self._said_at[error.trouble] = now
         if not silent:
-            self._logger.warning("%s: %s: %s (%s so far: %d)", self._place, doing, error, error.trouble.value, count)
+            # as text: handlers that keep records would keep the error's frames, and with them connections
+            kind = error.trouble.value
+            self._logger.warning("%s: %s: %s (%s so far: %d)", self._place, doing, str(error), kind, count)
 
     def counts(self) -> dict[str, int]:
         """Failures since open by kind; kinds that never happened are left out."""

@@ -111,6 +111,9 @@ class ReadLaws:
         own = type(backend).get_ranges is not Backend.get_ranges
         assert own or not store.has(Capability.RANGES), "RANGES is declared, but get_ranges is the default"
 
+    def test_no_capability_is_declared_that_is_only_reserved(self, store: Store) -> None:
+        assert not store.has(Capability.DEVICE_DIRECT), "DEVICE_DIRECT is declared, but no caller can use it yet"
+
     def test_what_receive_raises_comes_through_and_the_backend_lives(self, backend: Backend) -> None:
         put_all(backend, [item_of(i, 3000) for i in range(8)])
 

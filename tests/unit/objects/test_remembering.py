@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import pytest
 
 from kvstore.backend import PutItem
 from kvstore.objects.medium import ObjectInfo
@@ -132,3 +136,52 @@ def test_replacing_an_object_counts_the_difference(opener: Opener, medium: MemMe
     assert set(put(backend, items_of(NAMES, 0, 16))) == {PutStatus.STORED}
     usage = backend.usage()
     assert (usage.records, usage.payload_bytes) == (16, sum(len(s.data) for s in medium.objects.values()))
+
+
+@dataclass
+class OvertakenMedium(MemMedium):
+    """Somebody deletes a record after the medium has done something with it and before that is told."""
+
+    overtake: Callable[[], object] | None = None
+
+    def _overtaken(self) -> None:
+        overtake, self.overtake = self.overtake, None
+        if overtake is not None:
+            thread = threading.Thread(target=overtake)
+            thread.start()
+            thread.join(9.0)
+            assert not thread.is_alive()
+
+    def write(self, key: str, buffers: Sequence[memoryview | bytes], call: Call, *, once: bool, blocks: int) -> bool:
+        written = super().write(key, buffers, call, once=once, blocks=blocks)
+        self._overtaken()
+        return written
+
+    def head(self, key: str, call: Call) -> ObjectInfo | None:
+        found = super().head(key, call)
+        self._overtaken()
+        return found
+
+
+@pytest.mark.parametrize("operation", ["put", "lookup"])
+def test_a_delete_that_overtakes_another_thread_is_not_forgotten(opener: Opener, operation: str) -> None:
+    medium = OvertakenMedium()
+    backend = opener(medium)
+    name = NAMES[:1]
+    put(backend, items_of(NAMES, 0, 1))
+    if operation == "put":
+        backend.delete_many(name, Call.within(9.0))
+    else:
+        backend = opener(medium)  # which has to ask
+    medium.overtake = lambda: backend.delete_many(name, Call.within(9.0))
+    if operation == "put":
+        put(backend, items_of(NAMES, 0, 1))
+    else:
+        backend.exists_many(name, Call.within(9.0))
+    assert medium.overtake is None, "nothing was overtaken"
+    assert not medium.records()
+    assert backend.exists_many(name, Call.within(9.0)) == [Presence.ABSENT]
+    put(backend, items_of(NAMES, 0, 1))
+    medium.count.clear()
+    assert backend.exists_many(name, Call.within(9.0)) == [Presence.PRESENT]
+    assert not medium.count, "a put that began after the delete is known to be there"
