@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import torch
+
+from kvstore.fingerprint import fingerprint_config
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -18,15 +19,6 @@ if TYPE_CHECKING:
 # a change that misses all 2,048 samples of every tensor (one edited number) is not seen.
 _WINDOWS: Final = 64
 _WINDOW_ELEMENTS: Final = 32
-
-# Fields of a config that say nothing about K/V: who saved it, and how text is made or reported.
-# Whatever is not listed counts, so that an unknown field makes the cache cold and never wrong.
-_IRRELEVANT_FIELDS: Final = frozenset({
-    "_name_or_path", "transformers_version", "architectures", "auto_map", "dtype", "torch_dtype", "use_cache",
-    "output_attentions", "output_hidden_states", "return_dict", "id2label", "label2id", "problem_type",
-    "chunk_size_feed_forward", "initializer_range", "attention_dropout", "bos_token_id", "eos_token_id",
-    "pad_token_id", "sep_token_id", "_attn_implementation", "_attn_implementation_internal",
-})  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +68,6 @@ def fingerprint_model(model: PreTrainedModel) -> ModelFingerprint:
         sampled_bytes=sampled_bytes,
         seconds=time.perf_counter() - start_s,
     )
-
-
-def fingerprint_config(fields: dict[str, Any]) -> str:
-    """SHA-256 (hex) of a config's fields, without those that cannot change K/V."""
-    relevant = {name: value for name, value in fields.items() if name not in _IRRELEVANT_FIELDS}
-    text = json.dumps(relevant, sort_keys=True, default=str, separators=(",", ":"))
-    return hashlib.sha256(b"kvstore-transformers-config-v1" + text.encode()).hexdigest()
 
 
 def _sample(tensor: torch.Tensor) -> bytes:

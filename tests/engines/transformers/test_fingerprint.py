@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 import torch
 from kvstore_transformers import fingerprint_model, identify_model
-from kvstore_transformers.fingerprint import fingerprint_config
+
+from kvstore.fingerprint import fingerprint_config
 
 Build = Callable[..., Any]
 

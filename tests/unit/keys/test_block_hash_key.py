@@ -71,6 +71,13 @@ def test_stand_alone_hash_is_one_block_behind_any_prefix() -> None:
     assert key(["p1", "X"]) != key(["p2", "X"])
 
 
+@pytest.mark.parametrize("chained", [True, False])
+@pytest.mark.parametrize("alike", [[b"a1", b"b2"], ["a1", "b2"], ["\xe4", "b"], ["a\udc80", "bb"], [b"", b""]])
+def test_hashes_that_are_alike_have_the_digests_they_have_among_others(alike: list[Any], chained: bool) -> None:
+    mixed = KVCacheKey.from_block_hashes([*alike, 7, "another length"], block_tokens=16, chained=chained)
+    assert KVCacheKey.from_block_hashes(alike, block_tokens=16, chained=chained).digests == mixed.digests[:2]
+
+
 def test_stand_alone_and_chained_hashes_are_different_blocks() -> None:
     assert not set(key(["a", "b"])) & set(key(["a", "b"], chained=False))
 

@@ -1,0 +1,1 @@
+"""What the connectors of inference engines have in common; imports no engine."""
