@@ -34,16 +34,19 @@ if TYPE_CHECKING:
         SpecMismatchError,
         UnknownKeyError,
     )
+    from kvstore.heads import HeadCache
     from kvstore.hookspecs import hookimpl
     from kvstore.keys import BlockExtra, BlockHashKey, KVCacheKey, TokenKey
     from kvstore.l1.lease import Lease
     from kvstore.l1.reservation import Reservation
     from kvstore.namespace import Namespace
+    from kvstore.paged import PagedBlocks
     from kvstore.plugins import Registry
     from kvstore.results import Lookup
     from kvstore.spec import BlockSpec
     from kvstore.stats import Health, Stats
     from kvstore.stream import LayerGroup
+    from kvstore.transfer import Transfer
     from kvstore.types import BlockStatus, Presence
 
 __version__: Final = "0.1.0"
@@ -65,6 +68,7 @@ __all__ = [
     "CorruptRecordError",
     "DeadlineError",
     "DefaultsConfig",
+    "HeadCache",
     "Health",
     "KVCache",
     "KVCacheKey",
@@ -76,6 +80,7 @@ __all__ = [
     "Lookup",
     "Namespace",
     "NotSupportedError",
+    "PagedBlocks",
     "PluginConflictError",
     "PluginError",
     "PluginIncompatibleError",
@@ -88,6 +93,7 @@ __all__ = [
     "Stats",
     "TierConfig",
     "TokenKey",
+    "Transfer",
     "UnknownKeyError",
     "__version__",
     "hookimpl",
@@ -96,16 +102,19 @@ __all__ = [
 _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvstore.cache": ("KVCache",),
     "kvstore.config": ("Config", "DefaultsConfig", "L1Config", "TierConfig"),
+    "kvstore.heads": ("HeadCache",),
     "kvstore.hookspecs": ("hookimpl",),
     "kvstore.keys": ("BlockExtra", "BlockHashKey", "KVCacheKey", "TokenKey"),
     "kvstore.l1.lease": ("Lease",),
     "kvstore.l1.reservation": ("Reservation",),
     "kvstore.namespace": ("Namespace",),
+    "kvstore.paged": ("PagedBlocks",),
     "kvstore.plugins": ("Registry",),
     "kvstore.results": ("Lookup",),
     "kvstore.spec": ("BlockSpec",),
     "kvstore.stats": ("Health", "Stats"),
     "kvstore.stream": ("LayerGroup",),
+    "kvstore.transfer": ("Transfer",),
     "kvstore.types": ("BlockStatus", "Presence"),
 }
 

@@ -56,6 +56,9 @@ class Capability(enum.Flag):
     """``get_ranges`` moves the bytes asked for and not much more."""
     PACKS = enum.auto()
     """Runs of consecutive blocks are stored as one object, found through :attr:`Call.run`."""
+    DEVICE_DIRECT = enum.auto()
+    """Buffers may lie in an accelerator's memory (GPUDirect Storage).  Reserved: the core of this
+    version hands out host memory only, and the conformance suite refuses the flag."""
 
 
 @dataclass(frozen=True, slots=True)

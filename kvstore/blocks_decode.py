@@ -82,6 +82,11 @@ class OpenBlock:
         return self._raw is not None
 
     @property
+    def raw(self) -> memoryview | None:
+        """The block's bytes where they lie, borrowed like the record, when it is stored as it is."""
+        return self._raw
+
+    @property
     def codec_id(self) -> int:
         """Codec the record was stored with; 0 for raw."""
         return self.head.codec_id

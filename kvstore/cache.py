@@ -2,59 +2,46 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
 import functools
 import itertools
 import logging
 import os
 import threading
-import weakref
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future
 from os import PathLike
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Self
 
+from kvstore.agreed_reads import chunk_blocks
 from kvstore.config import Config, load_config
-from kvstore.errors import CapacityError, ClosedError, ConfigError, DeadlineError, KeyMismatchError
+from kvstore.errors import CapacityError, ClosedError
 from kvstore.events import CacheInfo
+from kvstore.group import Agreement
 from kvstore.keys import KVCacheKey
 from kvstore.l1.lease import Lease
-from kvstore.loads import Loads
 from kvstore.namespace import Namespace, cautions
+from kvstore.opened import Opened
 from kvstore.plugins import Registry
-from kvstore.prefetch import Prefetcher
-from kvstore.reads import Reads
 from kvstore.served import L1
 from kvstore.spec import BlockSpec
 from kvstore.stack import Identity, Stack
-from kvstore.stream import LayerGroup, LayerStream
+from kvstore.stream import LayerGroup
 from kvstore.tensors import Blocks, rows_of
-from kvstore.writes import Writes
+from kvstore.watch import unwatch, watch
 
 if TYPE_CHECKING:
-    from kvstore.l1.cache import L1Cache
+    from torch.distributed import ProcessGroup
+
     from kvstore.l1.reservation import Reservation
     from kvstore.results import Lookup
     from kvstore.stats import Health, Stats
+    from kvstore.transfer import Transfer
     from kvstore.types import BlockStatus, Presence
 
 logger = logging.getLogger("kvstore.cache")
 
 _numbers: Final = itertools.count(1)
-_open_caches: Final[weakref.WeakSet[KVCache]] = weakref.WeakSet()
-
-
-class _Open:
-    """The parts of an open cache in this process."""
-
-    def __init__(self, stack: Stack) -> None:
-        self.stack = stack
-        self.writes = Writes(stack)
-        self.loads = Loads(stack, self.writes.served)
-        self.reads = Reads(stack, self.loads)
-        self.prefetcher = Prefetcher(f"kvstore-prefetch-{stack.cache_id}")
 
 
 class KVCache:
@@ -67,9 +54,14 @@ class KVCache:
     A miss is a count, never an exception.  Data calls raise for misuse only: ``KeyMismatchError``,
     ``SpecMismatchError``, ``ClosedError``, ``CapacityError``; what a medium does wrong becomes a
     miss or a refused put, a counter and a health state.
+
+    With a ``group`` the reads (lookup, get, contains_each, get_each, acquire, stream) give every rank
+    the same answer: what all of them have.  The ranks make these calls in the same order.
     """
 
-    def __init__(self, config: Config, identity: Identity, registry: Registry) -> None:
+    def __init__(
+        self, config: Config, identity: Identity, registry: Registry, agreement: Agreement | None = None
+    ) -> None:
         """Use :meth:`open`."""
         self._config = config
         self._identity = identity
@@ -77,7 +69,8 @@ class KVCache:
         self._cache_id = f"cache-{os.getpid()}-{next(_numbers)}"
         self._lock = threading.Lock()
         self._closed = False
-        self._state: _Open | None = _Open(Stack(self._cache_id, config, identity, registry))
+        self._agreement = agreement
+        self._state: Opened | None = self._make()
 
     @classmethod
     def open(
@@ -87,6 +80,7 @@ class KVCache:
         spec: BlockSpec,
         namespace: Namespace,
         registry: Registry | None = None,
+        group: ProcessGroup | None = None,
     ) -> KVCache:
         """Open a cache.
 
@@ -95,21 +89,39 @@ class KVCache:
             spec: Shape and dtype of the blocks.
             namespace: Whose KV this is: model, revision and all that changes what the bytes mean.
             registry: Plugins to choose from; by default those that are installed.
+            group: Ranks of a tensor-parallel group (``torch.distributed``), each with blocks of its own
+                heads, that must get the same answers.  Every rank of it opens a cache at about the same time.
 
         Raises:
             ConfigError: A setting is wrong; the message names file, key path, value and expectation.
             PluginError: A selected plugin is missing, broken, in conflict or incompatible.
-            BackendError: A required tier cannot be opened.
+            BackendError: A required tier cannot be opened, or another rank could not open its cache.
             CapacityError: L1 cannot hold a single block.
+            DeadlineError: Another rank of the group did not come within a minute.
         """
+        agreement = None if group is None else Agreement.join(group)
+        make = functools.partial(cls._open, config, spec, namespace, registry, agreement)
+        if agreement is None:
+            return make()
+        same = f"{namespace.model!r}, revision {namespace.revision!r}, blocks of {spec.block_tokens} tokens"
+        return agreement.together(same, chunk_blocks(spec.nbytes), make)
+
+    @classmethod
+    def _open(
+        cls,
+        config: Config | Mapping[str, Any] | str | PathLike[str],
+        spec: BlockSpec,
+        namespace: Namespace,
+        registry: Registry | None,
+        agreement: Agreement | None,
+    ) -> KVCache:
         registry = registry if registry is not None else Registry.discover()
         loaded = load_config(config, registry)
         identity = Identity(spec, namespace, namespace.digest(spec))
         for caution in cautions(namespace):
             logger.warning(caution)
-        _watch_process()
-        cache = cls(loaded, identity, registry)
-        _open_caches.add(cache)
+        cache = cls(loaded, identity, registry, agreement)
+        watch(cache, KVCache._forked)
         tiers = ([L1] if loaded.l1.enabled else []) + [tier.name for tier in loaded.l2]
         registry.cache_opened(
             CacheInfo(cache.cache_id, identity.digest.hex(), tuple(tiers), spec.block_tokens, spec.nbytes)
@@ -179,6 +191,19 @@ class KVCache:
         state = self._use(key)
         return state.reads.get_each(key, rows_of(out, self.spec, len(key), argument="out", writable=True))
 
+    def submit_get(self, key: KVCacheKey, out: Blocks, *, each: bool = False) -> Transfer:
+        """Start a :meth:`get`, or with ``each`` a :meth:`get_each`, and return at once.
+
+        The transfer borrows ``out`` until it has ended; closing the cache cancels it.  On an
+        accelerator, the stream that is current now is the one that its work is ordered with.
+
+        Raises:
+            ConfigError: The cache has a ``group``.
+        """
+        state = self._use(key)
+        rows = rows_of(out, self.spec, len(key), argument="out", writable=True)
+        return state.submit_get(key, rows, each=each)
+
     def acquire(self, key: KVCacheKey) -> Lease:
         """Pin the longest available prefix in L1 and give zero-copy access to it.
 
@@ -189,8 +214,8 @@ class KVCache:
             ConfigError: L1 is disabled, so there is nothing to pin.
         """
         state = self._use(key)
-        l1 = self._l1(state, "acquire")
-        return Lease(l1, state.loads.pin(key))
+        l1 = state.l1("acquire")
+        return Lease(l1, state.reads.pin(key))
 
     def prefetch(self, key: KVCacheKey) -> Future[int]:
         """Load the available prefix of ``key`` into L1 in the background.
@@ -203,7 +228,7 @@ class KVCache:
             ConfigError: L1 is disabled.
         """
         state = self._use(key)
-        l1 = self._l1(state, "prefetch")
+        l1 = state.l1("prefetch")
 
         def load(cancelled: threading.Event) -> int:
             entries = state.loads.pin(key, cancelled)
@@ -219,8 +244,7 @@ class KVCache:
         shortens the prefix from its group on, so the last group's ``n_blocks`` is what counts.
         Close the iterator (or exhaust it) to let go of what it pins.
         """
-        state = self._use(key)
-        return LayerStream(state.stack, state.loads, key).groups()
+        return self._use(key).reads.stream(key)
 
     # -- writes
 
@@ -252,7 +276,7 @@ class KVCache:
             CapacityError: The key has more blocks than L1 has slots.
         """
         state = self._use(key)
-        l1 = self._l1(state, "allocate")
+        l1 = state.l1("allocate")
         if len(key) > l1.pool.n_slots:
             msg = (
                 f"allocate() of {len(key)} blocks, but L1 has {l1.pool.n_slots} slots; "
@@ -286,20 +310,17 @@ class KVCache:
         Raises:
             DeadlineError: Some tier did not get there in time; the writes go on.
         """
-        late = self._use().stack.flush(timeout)
-        if late:
-            msg = f"flush() did not finish within {timeout} s in {', '.join(late)}; the writes go on, flush again"
-            raise DeadlineError(msg)
+        self._use().flush(timeout)
 
     # -- state
 
     def stats(self) -> Stats:
         """Counters of the cache, of L1 and of every tier."""
-        return self._use().stack.stats()
+        return self._use().stats()
 
     def health(self) -> Health:
         """State of every tier, judged by what its operations did."""
-        return self._use().stack.health()
+        return self._use().health()
 
     def close(self) -> None:
         """Write out what is queued, release everything; takes at most about 5 s.
@@ -311,10 +332,11 @@ class KVCache:
                 return
             self._closed = True
             state, self._state = self._state, None
-        _open_caches.discard(self)
+        unwatch(self)
+        if self._agreement is not None:
+            self._agreement.close()
         if state is not None:
-            state.prefetcher.close()
-            state.stack.close()
+            state.close()
 
     def __enter__(self) -> Self:
         return self
@@ -326,63 +348,31 @@ class KVCache:
 
     # -- inner matters
 
-    def _use(self, key: KVCacheKey | None = None) -> _Open:
+    def _make(self) -> Opened:
+        return Opened(Stack(self._cache_id, self._config, self._identity, self._registry), self._agreement)
+
+    def _use(self, key: KVCacheKey | None = None) -> Opened:
         """The open parts, after checking that cache and key fit the call."""
         state = self._state
         if state is None:
             state = self._reopen()
-        if key is None:
-            return state
-        if not isinstance(key, KVCacheKey):
-            msg = f"expected a KVCacheKey, got {type(key).__name__}; make one with KVCacheKey.from_tokens(...)"
-            raise KeyMismatchError(msg)
-        if key.block_tokens != self.spec.block_tokens:
-            msg = (
-                f"the key has blocks of {key.block_tokens} tokens, this cache of {self.spec.block_tokens}; "
-                f"make it with block_tokens={self.spec.block_tokens}, or coarsen() a finer one"
-            )
-            raise KeyMismatchError(msg)
-        if self._config.defaults.require_salt and key.salt is None:
-            msg = "the key has no salt, and defaults.require_salt is true; make it with salt=... of its tenant"
-            raise KeyMismatchError(msg)
+        if key is not None:
+            state.check(key)
         return state
 
-    def _reopen(self) -> _Open:
+    def _reopen(self) -> Opened:
         with self._lock:
             if self._closed:
                 msg = f"{self._cache_id} is closed; open a cache again with KVCache.open()"
                 raise ClosedError(msg)
             if self._state is None:  # in a forked child
-                self._state = _Open(Stack(self._cache_id, self._config, self._identity, self._registry))
+                self._state = self._make()
             return self._state
-
-    def _l1(self, state: _Open, call: str) -> L1Cache:
-        if state.stack.l1 is None:
-            msg = f"{call}() needs L1, and l1.enabled is false; enable it or use get() and put()"
-            raise ConfigError(msg)
-        return state.stack.l1
 
     def _forked(self) -> None:
         """Start cold in a child: nothing of the parent's threads, locks or connections is used."""
         self._lock = threading.Lock()
         self._cache_id = f"cache-{os.getpid()}-{next(_numbers)}"
         self._state = None
-
-
-def _close_all() -> None:
-    """At exit: write out what fits into the time, so that a script without close() loses little."""
-    for cache in list(_open_caches):
-        with contextlib.suppress(Exception):  # nothing may spoil the interpreter's exit
-            cache.close()
-
-
-def _after_fork_in_child() -> None:
-    for cache in list(_open_caches):
-        cache._forked()  # noqa: SLF001 - same module
-
-
-@functools.cache
-def _watch_process() -> None:
-    """Install the exit and fork hooks, once per process and only when a cache is opened."""
-    atexit.register(_close_all)
-    os.register_at_fork(after_in_child=_after_fork_in_child)
+        if self._agreement is not None:
+            self._agreement.forked()

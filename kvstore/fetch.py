@@ -271,8 +271,7 @@ class _EachRead:
     def finish(self, rows: Rows) -> list[BlockStatus]:
         statuses = self._pooled.finish()
         for i in _delivered(statuses):
-            np.copyto(rows.target(self._todo[i]), np.frombuffer(self._landing.frame(i).block, np.uint8))
-            rows.commit(self._todo[i])
+            rows.fill(self._todo[i], np.frombuffer(self._landing.frame(i).block, np.uint8))
         self._release()
         return statuses
 

@@ -19,23 +19,45 @@ if TYPE_CHECKING:
 
 
 class Loads:
-    """Moves blocks from tiers into memory that the cache owns; thread-safe."""
+    """Moves blocks from tiers into memory that the cache owns; thread-safe.
 
-    def __init__(self, stack: Stack, on_served: Callable[[Served], None]) -> None:
+    Args:
+        stack: The open cache.
+        on_served: Told of every finished call that delivered something.
+        share: Of the deadline, for one call.
+    """
+
+    def __init__(self, stack: Stack, on_served: Callable[[Served], None], share: float = 1.0) -> None:
         self._stack = stack
         self._on_served = on_served
+        self._share = share
+
+    def until(self) -> float:
+        """When a read that begins now ends, on the monotonic clock."""
+        return time.monotonic() + self._share * self._stack.config.defaults.deadline
 
     def pin(self, key: KVCacheKey, cancelled: threading.Event | None = None) -> list[Entry]:
         """Pin the leading blocks of a key in L1, loading what the tiers have.
 
         Stops early, with what there is, when ``cancelled`` is set.  None without L1.
         """
-        l1, n = self._stack.l1, len(key)
+        served = Served(key)
+        entries = self.hold(served, cancelled)
+        try:
+            self.conclude(served)
+        except BaseException:
+            if self._stack.l1 is not None:
+                self._stack.l1.unpin(entries)
+            raise
+        return entries
+
+    def hold(self, served: Served, cancelled: threading.Event | None = None) -> list[Entry]:
+        """Pin the leading blocks of ``served.key`` like :meth:`pin`; :meth:`conclude` is left to the caller."""
+        key, l1, until = served.key, self._stack.l1, self.until()
+        n = len(key)
         entries: list[Entry] = []
         if l1 is None:
             return entries
-        until = time.monotonic() + self._stack.config.defaults.deadline
-        served = Served(key)
         try:
             while len(entries) < n and not (cancelled and cancelled.is_set()):
                 start = len(entries)
@@ -48,7 +70,6 @@ class Loads:
                         served.note(open_tier.tier.name, at, len(entries) - at)
                 if len(entries) == start:
                     break
-            self.conclude(served)
         except BaseException:
             l1.unpin(entries)
             raise

@@ -185,13 +185,13 @@ def _open_in_time(backend: Backend, context: BackendContext, plugin: str) -> Non
             "answers, or set required = false to start without it"
         )
         raise BackendTimeoutError(msg)
-    error = job.error
-    if error is None:
-        return
-    if isinstance(error, ConfigError | PluginError | BackendError) or not isinstance(error, Exception):
-        raise error
-    msg = f"tier {context.tier!r}: backend {plugin!r} raised {type(error).__name__} when it was opened: {error}"
-    raise BackendUnavailableError(msg) from error
+    try:
+        job.outcome()
+    except (ConfigError, PluginError, BackendError):
+        raise
+    except Exception as e:
+        msg = f"tier {context.tier!r}: backend {plugin!r} raised {type(e).__name__} when it was opened: {e}"
+        raise BackendUnavailableError(msg) from e
 
 
 @dataclass(slots=True)
@@ -232,8 +232,8 @@ class AbsentTiers:
 
     def add(self, name: str, index: int, error: BackendError) -> None:
         """Note a tier that is not available; says so once."""
-        self._absent[name] = AbsentTier(index, str(error))
-        logger.warning("tier %r is not available and is left out until it can be opened: %s", name, error)
+        absent = self._absent[name] = AbsentTier(index, str(error))
+        logger.warning("tier %r is not available and is left out until it can be opened: %s", name, absent.error)
 
     @property
     def errors(self) -> dict[str, str]:

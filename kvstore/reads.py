@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstore.delivery import deliver
 from kvstore.fetch import Fetch, patience
 from kvstore.l2.part import Part
 from kvstore.l2.reader import FAILED_VERIFICATION, leading_run
@@ -16,6 +18,7 @@ from kvstore.loads import Loads
 from kvstore.promotion import Promotion
 from kvstore.results import Lookup
 from kvstore.served import L1, Served
+from kvstore.stream import LayerStream
 from kvstore.types import BlockStatus, Presence
 
 if TYPE_CHECKING:
@@ -23,6 +26,7 @@ if TYPE_CHECKING:
     from kvstore.keys import KVCacheKey
     from kvstore.l1.entry import Entry
     from kvstore.stack import OpenTier, Stack
+    from kvstore.stream import LayerGroup
     from kvstore.tensors import Rows
 
 
@@ -37,14 +41,11 @@ class Reads:
         self._stack = stack
         self._loads = loads
 
-    def _until(self) -> float:
-        return time.monotonic() + self._stack.config.defaults.deadline
-
     # -- presence
 
     def lookup(self, key: KVCacheKey) -> Lookup:
         """Count leading blocks that are somewhere; moves nothing."""
-        stack, until = self._stack, self._until()
+        stack, until = self._stack, self._loads.until()
         digests, n = key.digests, len(key)
         by_tier = {} if stack.l1 is None else {L1: 0}
         by_tier |= {open_tier.tier.name: 0 for open_tier in stack}
@@ -73,7 +74,7 @@ class Reads:
 
     def contains_each(self, key: KVCacheKey) -> list[Presence]:
         """Presence of each block on its own."""
-        stack, until = self._stack, self._until()
+        stack, until = self._stack, self._loads.until()
         digests = key.digests
         found = [Presence.ABSENT] * len(key)
         if stack.l1 is not None:
@@ -91,18 +92,30 @@ class Reads:
 
     # -- prefix
 
-    def get(self, key: KVCacheKey, rows: Rows) -> int:
-        """Copy the longest available prefix; returns the blocks delivered."""
-        stack, until, n = self._stack, self._until(), len(key)
+    def pin(self, key: KVCacheKey) -> list[Entry]:
+        """Pin the longest available prefix in L1."""
+        return self._loads.pin(key)
+
+    def stream(self, key: KVCacheKey) -> Iterator[LayerGroup]:
+        """Yield the layers of the longest available prefix."""
+        return LayerStream(self._stack, self._loads, key).groups()
+
+    def get(self, key: KVCacheKey, rows: Rows, cancelled: threading.Event | None = None) -> int:
+        """Copy the longest available prefix; returns the blocks delivered.
+
+        Stops early, with what there is, when ``cancelled`` is set.
+        """
+        stack, until, n = self._stack, self._loads.until(), len(key)
         done = 0
         served = Served(key, rows)
-        while done < n:
+        served.cancelled = cancelled or served.cancelled
+        while done < n and not served.cancelled.is_set():
             start = done
             run = self._get_l1(key, rows, done)
             served.note(L1, done, run)
             done += run
             for open_tier in stack:
-                if done == n or time.monotonic() >= until:
+                if done == n or time.monotonic() >= until or served.cancelled.is_set():
                     break
                 if served.useless(open_tier.tier.name, done):
                     continue
@@ -111,6 +124,7 @@ class Reads:
                 done += run
             if done == start:
                 break
+        rows.finish()
         self._loads.conclude(served)
         return done
 
@@ -129,9 +143,7 @@ class Reads:
         if l1 is None:
             return
         try:
-            for i, entry in enumerate(entries, start):
-                np.copyto(rows.target(i), l1.pool.payload(entry.slot))
-                rows.commit(i)
+            deliver(l1, rows, range(start, start + len(entries)), entries)
         finally:
             l1.unpin(entries)
 
@@ -146,11 +158,12 @@ class Reads:
             for chunk in chunks:
                 try:
                     for block in chunk.blocks:
-                        np.copyto(rows.target(done), block.data)
-                        rows.commit(done)
+                        rows.fill(done, block.data)
                         done += 1
                 finally:
                     chunk.let_go()
+                if served.cancelled.is_set():
+                    break
         return done - start
 
     def _get_direct(self, open_tier: OpenTier, served: Served, rows: Rows, start: int, until: float) -> int:
@@ -159,14 +172,12 @@ class Reads:
         promotion = Promotion(self._stack, open_tier, key, start)
 
         def sink(i: int, block: OpenBlock) -> None:
-            target = rows.target(start + i)
             slot = promotion.slot(i)
             if slot is None:
-                block.write_into(target.data)
+                _write(block, rows, start + i)
             else:
                 block.write_into(slot.data)
-                np.copyto(target, slot)
-            rows.commit(start + i)
+                rows.fill(start + i, slot)
 
         try:
             statuses = open_tier.reader.direct(Part.rest(key, start), sink, tier.call(until, leading_only=True))
@@ -180,17 +191,24 @@ class Reads:
 
     # -- independent blocks
 
-    def get_each(self, key: KVCacheKey, rows: Rows) -> list[BlockStatus]:
-        """Copy every available block; one status per block."""
-        stack, until = self._stack, self._until()
-        statuses = [BlockStatus.ABSENT] * len(key)
+    def get_each(self, key: KVCacheKey, rows: Rows, cancelled: threading.Event | None = None) -> list[BlockStatus]:
+        """Copy every available block; one status per block.  Asks no further tier once ``cancelled`` is set."""
         served = Served(key, rows)
+        served.cancelled = cancelled or served.cancelled
+        statuses = self.fill_each(served, rows, self._loads.until())
+        self._loads.conclude(served)
+        return statuses
+
+    def fill_each(self, served: Served, rows: Rows, until: float) -> list[BlockStatus]:
+        """Copy the blocks of ``served.key`` like :meth:`get_each`; to conclude is left to the caller."""
+        stack, key = self._stack, served.key
+        statuses = [BlockStatus.ABSENT] * len(key)
         served.note_each(L1, range(len(key)), self._each_l1(key, rows))
         for i in served.blocks(L1):
             statuses[i] = BlockStatus.DELIVERED
         for open_tier in stack:
             todo = [i for i, status in enumerate(statuses) if status is not BlockStatus.DELIVERED]
-            if not todo or time.monotonic() >= until:
+            if not todo or time.monotonic() >= until or served.cancelled.is_set():
                 break
             answers = self._each_tier(open_tier, served, todo, rows, until)
             got = [i for i, answer in zip(todo, answers, strict=True) if answer is BlockStatus.DELIVERED]
@@ -200,7 +218,7 @@ class Reads:
             for i, answer in zip(todo, answers, strict=True):
                 if answer is not BlockStatus.ABSENT:
                     statuses[i] = answer
-        self._loads.conclude(served)
+        rows.finish()
         return statuses
 
     def _each_l1(self, key: KVCacheKey, rows: Rows) -> list[int]:
@@ -209,9 +227,7 @@ class Reads:
             return []
         resident = {i: entry for i, entry in enumerate(l1.pin_each(key.digests)) if entry is not None}
         try:
-            for i, entry in resident.items():
-                np.copyto(rows.target(i), l1.pool.payload(entry.slot))
-                rows.commit(i)
+            deliver(l1, rows, list(resident), list(resident.values()))
         finally:
             l1.unpin(resident.values())
         return list(resident)
@@ -224,7 +240,15 @@ class Reads:
             return Fetch(self._stack, open_tier, served, until).each(todo, rows)
 
         def sink(k: int, block: OpenBlock) -> None:
-            block.write_into(rows.target(todo[k]).data)
-            rows.commit(todo[k])
+            _write(block, rows, todo[k])
 
         return open_tier.reader.direct(Part(served.key, todo), sink, tier.call(until))
+
+
+def _write(block: OpenBlock, rows: Rows, i: int) -> None:
+    """Write a verified record's block, straight from where it lies if it is stored as it is."""
+    if block.raw is None:
+        block.write_into(rows.target(i).data)
+        rows.commit(i)
+    else:
+        rows.fill(i, np.frombuffer(block.raw, np.uint8))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
@@ -22,6 +23,7 @@ class Served:
         corrupt: For each tier by name, the blocks whose copy there failed verification, whether
             or not another source delivered them.
         silent: Tiers by name that did not answer; they are not asked again in this call.
+        cancelled: Set when the caller wants no more than what there is by then.
     """
 
     def __init__(self, key: KVCacheKey, rows: Rows | None = None) -> None:
@@ -29,6 +31,7 @@ class Served:
         self.rows = rows
         self.corrupt: dict[str, set[int]] = {}
         self.silent: set[str] = set()
+        self.cancelled = threading.Event()
         self._asked: dict[str, Sequence[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._stops: dict[str, int] = {}
@@ -52,6 +55,25 @@ class Served:
         """The copies that ``source`` held of these blocks failed verification."""
         if blocks:
             self.corrupt.setdefault(source, set()).update(blocks)
+
+    def absorb(self, part: Served, start: int, kept: int) -> None:
+        """Note what a prefix call for ``key[start:...]`` found, of which the first ``kept`` blocks were delivered."""
+        for source, asked in part._asked.items():
+            self._asked.setdefault(source, range(start + len(part.key) - len(asked), len(self.key)))
+        self._absorb(part, start, [i for i in part.every() if i < kept])
+
+    def absorb_each(self, part: Served, start: int, kept: Sequence[int]) -> None:
+        """Note what a call for the independent blocks ``key[start:...]`` found, of which ``kept`` were delivered."""
+        for source, asked in part._asked.items():
+            self._asked[source] = [*self.asked_of(source), *(start + i for i in asked)]
+        self._absorb(part, start, kept)
+
+    def _absorb(self, part: Served, start: int, kept: Sequence[int]) -> None:
+        delivered = frozenset(kept)
+        for source in part._asked:
+            got = [start + i for i in part.blocks(source) if i in delivered]
+            self._blocks.setdefault(source, []).extend(got)
+            self.note_corrupt(source, [start + i for i in part.corrupt.get(source, ())])
 
     def asked_of(self, source: str) -> Sequence[int]:
         """Indices of the blocks that ``source`` was asked for."""

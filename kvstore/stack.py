@@ -16,6 +16,8 @@ from kvstore.demotion import Demotions
 from kvstore.errors import BackendError, KVStoreError
 from kvstore.events import CacheEvent, EventKind
 from kvstore.l1.cache import L1Cache
+from kvstore.l1.device_cache import DeviceCache
+from kvstore.l1.pinned import accelerator_in_use
 from kvstore.l2.shelf import CodecShelf
 from kvstore.opening import AbsentTiers, Identity, OpenTier, TierListeners, TierOpener
 from kvstore.queueing import Queueing
@@ -113,9 +115,13 @@ class Stack:
             self.identity.spec,
             config.capacity,
             lambda capacity_blocks: self.registry.create_policy(config.policy, capacity_blocks),
-            device=config.device,
         )
         l1.reclaim = self._take_back
+        near = DeviceCache.open(config.device, self.identity.spec.nbytes, config.device_capacity)
+        if near is not None:
+            l1.keep_near(near)
+        if config.pin == "auto" and (near is not None or accelerator_in_use()):
+            l1.pool.pin()
         return l1
 
     def _make_demotions(self) -> Demotions | None:

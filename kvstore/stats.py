@@ -33,6 +33,27 @@ class CacheCounters:
     clears: int = 0
 
 
+@dataclass(slots=True)
+class GroupCounters:
+    """How the ranks of a tensor-parallel group got on with each other.
+
+    Attributes:
+        size: Ranks of the group.
+        rank: This one.
+        agreements: Questions on which the ranks agreed, "nothing" included.
+        mismatches: Questions that were different ones on some rank; the answer was nothing.
+        failures: 1 when a rank did not answer in time, or is gone: every answer since is nothing.
+        trimmed_blocks: Blocks that this rank had and another one lacked, so that none used them.
+    """
+
+    size: int
+    rank: int
+    agreements: int = 0
+    mismatches: int = 0
+    failures: int = 0
+    trimmed_blocks: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class TierStats:
     """One L2 tier.
@@ -68,12 +89,14 @@ class Stats:
         cache: What callers asked for and got.
         l1: The L1 cache; None when it is disabled.
         tiers: The L2 tiers in lookup order.
+        group: The agreement with other ranks; None without a group.
     """
 
     cache_id: str
     cache: CacheCounters
     l1: L1Counters | None
     tiers: tuple[TierStats, ...] = ()
+    group: GroupCounters | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, ready for JSON."""
@@ -99,16 +122,19 @@ class Health:
     """State of an open cache.
 
     Attributes:
-        state: The worst state of any tier, but never ``down`` while something can still serve.
+        state: ``ok`` when every part is, ``down`` when nothing can serve, ``degraded`` otherwise.
         tiers: By tier name.
+        group: State of the agreement with other ranks; None without a group.
     """
 
     state: HealthState
     tiers: Mapping[str, TierHealth] = field(default_factory=dict)
+    group: TierHealth | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and strings, ready for JSON."""
-        return {
+        plain: dict[str, Any] = {
             "state": self.state,
-            "tiers": {n: {"state": t.state, "detail": t.detail} for n, t in self.tiers.items()},
+            "tiers": {n: dataclasses.asdict(t) for n, t in self.tiers.items()},
         }
+        return plain if self.group is None else plain | {"group": dataclasses.asdict(self.group)}

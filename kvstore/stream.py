@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from kvstore.loads import Loads
     from kvstore.spec import BlockSpec
     from kvstore.stack import Stack
+
+Meet = Callable[[float, int, Sequence[int]], list[int]]
+"""Gets when a step began, the number of groups (0 before they are cut) and what this rank found; returns the
+least that any rank found."""
 
 _LOCAL_GROUP_BYTES: Final = 256 << 10  # a segment: local media lose nothing by small reads of many blocks
 _REMOTE_GROUP_BYTES: Final = 1 << 20  # a request costs as much as moving about this many bytes
@@ -70,30 +74,42 @@ class LayerStream:
 
     Every block is assigned to the first source that says it has it, once, at the start.  While a
     group is with the caller the next one is being read.
+
+    Args:
+        stack: The open cache.
+        loads: Its loads, which count what a call used.
+        key: The wanted blocks.
+        meet: Agrees with other ranks on what this one found; they cut the layers alike and go on
+            with the blocks that all of them have.
     """
 
-    def __init__(self, stack: Stack, loads: Loads, key: KVCacheKey) -> None:
+    def __init__(self, stack: Stack, loads: Loads, key: KVCacheKey, meet: Meet | None = None) -> None:
         self._stack = stack
         self._loads = loads
         self._key = key
+        self._meet = meet
         self._spec = stack.identity.spec
         self._sources: list[StreamSource] = []
-
-    def _until(self) -> float:
-        return time.monotonic() + self._stack.config.defaults.deadline
 
     def groups(self) -> Iterator[LayerGroup]:
         """Yield the layers in order; ends early when no leading block is left."""
         served = Served(self._key)
-        n_blocks = 0
+        n_blocks, began = 0, time.monotonic()
         try:
             n_blocks = self._assign(served)
-            plans = plan_layers(self._spec, self._group_bytes())
+            remote = self._remote()
+            if self._meet is not None:
+                n_blocks, local = self._meet(began, 0, [n_blocks, not remote])
+                remote = not local
+            plans = plan_layers(self._spec, _REMOTE_GROUP_BYTES if remote else _LOCAL_GROUP_BYTES)
             memory = self._start(plans[0], n_blocks) if n_blocks else None
             for following, plan in enumerate(plans, 1):
                 if memory is None:
                     break
+                began = time.monotonic()
                 n_blocks = self._collect(n_blocks)
+                if self._meet is not None:
+                    (n_blocks,) = self._meet(began, len(plans), [n_blocks])
                 ready = memory
                 memory = self._start(plans[following], n_blocks) if n_blocks and following < len(plans) else None
                 if n_blocks:
@@ -106,7 +122,7 @@ class LayerStream:
 
     def _assign(self, served: Served) -> int:
         """Decide which source delivers which blocks; returns how many leading blocks there are."""
-        stack, key, until = self._stack, self._key, self._until()
+        stack, key, until = self._stack, self._key, self._loads.until()
         n_segments = len(plan_segments(self._spec))
         done, n = 0, len(key)
         while done < n and time.monotonic() < until:
@@ -129,16 +145,15 @@ class LayerStream:
                 break
         return done
 
-    def _group_bytes(self) -> int:
-        remote = any(
-            isinstance(s, TierSource) and s.open_tier.tier.backend.capabilities & Capability.PARALLEL
+    def _remote(self) -> bool:
+        return any(
+            isinstance(s, TierSource) and bool(s.open_tier.tier.backend.capabilities & Capability.PARALLEL)
             for s in self._sources
         )
-        return _REMOTE_GROUP_BYTES if remote else _LOCAL_GROUP_BYTES
 
     def _start(self, plan: LayerPlan, n_blocks: int) -> np.ndarray[tuple[int, int], np.dtype[np.uint8]]:
         memory = np.empty((n_blocks, plan.raw_bytes), np.uint8)
-        until = self._until()
+        until = self._loads.until()
         for source in self._within(n_blocks):
             rows = list(memory[source.indices.start : source.indices.stop])
             source.start(Order(plan, rows, until))

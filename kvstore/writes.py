@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from kvstore.delivery import snapshot
 from kvstore.l1.reservation import Reservation
 from kvstore.l2.part import Part
 from kvstore.l2.write_queue import Request
@@ -50,14 +51,14 @@ class Writes:
         slots: list[int] = []
         try:
             slots = l1.reserve(len(missing)) if missing else []
-            for slot, i in zip(slots, missing, strict=False):
-                rows.copy_to(i, l1.pool.payload(slot))
+            copies = snapshot(l1, rows, missing[: len(slots)], slots)
         except BaseException:
             l1.release_slots(slots)
             l1.unpin(held)
             raise
         accepted = len(key) if len(slots) == len(missing) else missing[len(slots)]
         fresh = l1.publish(lineage(key, missing[: len(slots)]), slots, pins=1)
+        copies.publish(fresh, slots)
         entries = self._in_order(resident, missing, fresh)[:accepted]
         l1.touch([e.digest for e in resident[:accepted] if e is not None])
         try:

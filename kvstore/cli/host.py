@@ -22,7 +22,7 @@ _MIN_FILES: Final = 1024  # sockets and files of a few tiers beside an engine's 
 def host_findings(config: Config) -> list[Finding]:
     """Judge the machine for a config."""
     findings = []
-    if config.l1.enabled and config.l1.device == "cpu":
+    if config.l1.enabled:
         available = available_bytes(_MEMORY, _CGROUP)
         if available:
             findings.append(_l1(config.l1.capacity, available))

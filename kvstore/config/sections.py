@@ -6,7 +6,7 @@ import functools
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from kvstore.backend import Durability
 from kvstore.config.place import Place
@@ -20,6 +20,8 @@ MAX_DEADLINE_S: Final = 3600.0  # an engine that waits longer for cached KV woul
 
 TOP_LEVEL_KEYS: Final = ("plugins", "blocked_plugins", "l1", "defaults", "l2")
 
+Pin = Literal["auto", "never"]
+
 _DEVICE: Final = re.compile(r"cpu|cuda:[0-9]+", re.ASCII)
 _TIER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
@@ -31,13 +33,20 @@ class L1Config:
     Attributes:
         enabled: Whether there is one; without it every read goes to the L2 tiers.
         capacity: Bytes, at least one block.
-        device: ``"cpu"`` or ``"cuda:N"``.
+        device: Accelerator whose memory keeps copies of blocks: ``"cuda:N"``, or ``"cpu"`` for none.
+        device_capacity: Bytes of such copies, at least one block.
+        pin: Whether the memory is page-locked for an accelerator: ``"auto"`` or ``"never"``.
         policy: Name of an eviction policy plugin.
     """
 
     enabled: bool = option(default=True, doc="Keep blocks in memory in front of the L2 tiers.")
     capacity: ByteSize = option(4 << 30, doc="Memory for blocks, allocated when the cache is opened.")
-    device: str = option("cpu", doc='Where the blocks lie: "cpu" or "cuda:N".')
+    device: str = option("cpu", doc='Accelerator that keeps copies of blocks as well: "cuda:N", or "cpu" for none.')
+    device_capacity: ByteSize = option(1 << 30, doc="Memory on that device, allocated when the cache is opened.")
+    pin: Pin = option(
+        "auto",
+        doc="auto page-locks the memory when an accelerator is in use, which makes copies faster; never does not.",
+    )
     policy: str = option("prefix-lru", doc="Eviction policy: prefix-lru, lru, fifo, s3fifo or a plugin's.")
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from kvstore.errors import ClosedError
 from kvstore.eviction import EvictionPolicy
 from kvstore.l1.counters import L1Counters
-from kvstore.l1.device import require_host
+from kvstore.l1.device_cache import DeviceCache
 from kvstore.l1.entry import Entry
 from kvstore.l1.holding import Held, Holding
 from kvstore.l1.index import BlockId, BlockIndex
@@ -31,7 +31,6 @@ class L1Cache:
         spec: Shape of every block.
         capacity_bytes: Hard total of the pool in bytes, header pages included.
         policy: Makes the policy when called with the pool's size in blocks.
-        device: Where blocks live; ``"cpu"`` in this version.
         populate: Touch all memory now instead of at first use.
 
     Attributes:
@@ -43,10 +42,11 @@ class L1Cache:
             are about to be taken, without the lock, so that it can pin and save some of the victims,
             and wait a moment for that.
         generation: Goes up with every :meth:`clear`.
+        near: Copies of blocks on an accelerator, see :meth:`keep_near`.
 
     Raises:
         CapacityError: Not one block fits.
-        ConfigError: The host does not allow the capacity, or the device is not served.
+        ConfigError: The host does not allow the capacity.
     """
 
     def __init__(
@@ -55,15 +55,14 @@ class L1Cache:
         capacity_bytes: int,
         policy: Callable[[int], EvictionPolicy],
         *,
-        device: str = "cpu",
         populate: bool = False,
     ) -> None:
-        require_host(device)
         self.spec = spec
         self.pool = SlabPool(spec.nbytes, capacity_bytes, populate=populate)
         self.reclaim: Callable[[int], int] | None = None
         self.before_eviction: Callable[[int], None] | None = None
         self.generation = 0
+        self.near: DeviceCache | None = None
         self._index = BlockIndex(self.pool, policy(self.pool.n_slots))
         self._lock = threading.Lock()
         self._pid = os.getpid()
@@ -259,6 +258,12 @@ class L1Cache:
         with self._lock:
             self._index.on_evicted = on_evicted
 
+    def keep_near(self, cache: DeviceCache) -> None:
+        """Use a pool of device copies: told of every block that leaves, and closed with this L1."""
+        with self._lock:
+            self.near = cache
+            self._index.on_gone = cache.forget
+
     def keep_evicted(self, n_blocks: int) -> None:
         """Remember the digests of the last ``n_blocks`` evicted blocks for :meth:`drain_evicted`."""
         with self._lock:
@@ -291,6 +296,9 @@ class L1Cache:
                 leases_dropped=index.leases_dropped,
                 reclaimed_writes=self._reclaimed_writes,
                 reserve_failures=self._reserve_failures,
+                pinned_host_bytes=self.pool.pinned_bytes,
+                pin_refusals=self.pool.pin_refusals,
+                **({} if self.near is None else self.near.gauges()),
             )
 
     def hold(self, items: Sequence[Held]) -> Holding:
@@ -336,6 +344,8 @@ class L1Cache:
             self._closed = True
             self._index.clear()
         self.pool.close()
+        if self.near is not None:
+            self.near.close()
 
     def _enter(self) -> None:
         self.check_open()

@@ -19,6 +19,12 @@ class L1Counters:
         leases_dropped: Leases and reservations that were dropped without release and reclaimed.
         reclaimed_writes: Queued writes taken back because nothing but them pinned the last slots.
         reserve_failures: ``reserve`` calls that got fewer slots than they asked for.
+        pinned_host_bytes: Bytes of the pool that are page-locked for an accelerator.
+        pin_refusals: 1 when the system refused to page-lock the pool.
+        device_capacity_blocks: Slots of the device pool; 0 without one.
+        device_blocks: Blocks with a copy there.
+        device_hits: Blocks that were delivered from there instead of from host memory.
+        device_evictions: Copies that made room for others.
     """
 
     capacity_blocks: int
@@ -30,3 +36,9 @@ class L1Counters:
     leases_dropped: int
     reclaimed_writes: int
     reserve_failures: int
+    pinned_host_bytes: int = 0
+    pin_refusals: int = 0
+    device_capacity_blocks: int = 0
+    device_blocks: int = 0
+    device_hits: int = 0
+    device_evictions: int = 0

@@ -102,21 +102,23 @@ class TorchDevicePool(BlockPool["torch.Tensor"]):
 
         place = resolve_device(device)
         self._stride = -(-block_bytes // _DEVICE_ALIGN) * _DEVICE_ALIGN
-        n_slots = count_slots(capacity_bytes, self._stride)
+        n_slots = count_slots(capacity_bytes, self._stride, option="l1.device_capacity")
         try:
             memory = torch.empty(n_slots * self._stride, dtype=torch.uint8, device=place)
         except RuntimeError as e:  # torch.OutOfMemoryError is one; the CPU allocator raises it bare
-            msg = f"{device} cannot give {n_slots * self._stride} bytes for the L1 device pool: {e}"
+            nbytes = n_slots * self._stride
+            msg = f"{device} cannot give {nbytes} bytes for the L1 device pool ({e}); lower l1.device_capacity"
             raise CapacityError(msg) from e
         super().__init__(block_bytes, n_slots)
         self._memory: torch.Tensor | None = memory
 
     def payload(self, slot: int) -> torch.Tensor:
         """Return the block's bytes as a uint8 tensor of shape ``(block_bytes,)`` on the device."""
-        if self._memory is None:
-            msg = "the L1 device pool is closed"
-            raise ClosedError(msg)
-        return self._memory[slot * self._stride :][: self.block_bytes]
+        return self._open()[slot * self._stride :][: self.block_bytes]
+
+    def rows(self) -> torch.Tensor:
+        """Return all slots' block bytes as one uint8 tensor of shape ``(n_slots, block_bytes)``."""
+        return self._open().view(self.n_slots, self._stride)[:, : self.block_bytes]
 
     def copy_in(self, slot: int, source: torch.Tensor) -> None:
         """Copy ``source`` into the slot."""
@@ -130,8 +132,14 @@ class TorchDevicePool(BlockPool["torch.Tensor"]):
         """Drop the allocation; torch frees it with its last view."""
         self._memory = None
 
+    def _open(self) -> torch.Tensor:
+        if self._memory is None:
+            msg = "the L1 device pool is closed"
+            raise ClosedError(msg)
+        return self._memory
 
-def count_slots(capacity_bytes: int, stride_bytes: int) -> int:
+
+def count_slots(capacity_bytes: int, stride_bytes: int, *, option: str = "l1.capacity") -> int:
     """How many slots of ``stride_bytes`` fit into ``capacity_bytes``.
 
     Raises:
@@ -140,8 +148,8 @@ def count_slots(capacity_bytes: int, stride_bytes: int) -> int:
     n_slots = capacity_bytes // stride_bytes
     if n_slots < 1:
         msg = (
-            f"l1.capacity is {capacity_bytes} bytes but one block slot takes {stride_bytes} bytes; "
-            f"raise l1.capacity to at least {stride_bytes}"
+            f"{option} is {capacity_bytes} bytes but one block slot takes {stride_bytes} bytes; "
+            f"raise {option} to at least {stride_bytes}"
         )
         raise CapacityError(msg)
     return n_slots
@@ -175,15 +183,8 @@ def resolve_device(device: str) -> torch.device:
     return result
 
 
-def require_host(device: str) -> None:
-    """Check that L1 can keep its blocks on ``device``: host memory in this version.
+def usable(place: torch.device) -> bool:
+    """Whether this process may use the device: a child that was forked after CUDA was initialised may not."""
+    import torch
 
-    Raises:
-        ConfigError: It cannot; the message says why.
-    """
-    if device == "cpu":
-        return
-    place = resolve_device(device)
-    if place.type != "cpu":
-        msg = f"l1.device is {device!r}; this version of kvstore keeps L1 in host memory: use 'cpu'"
-        raise ConfigError(msg)
+    return place.type != "cuda" or not torch.cuda._is_in_bad_fork()  # noqa: SLF001 - torch has no public name for it

@@ -31,6 +31,7 @@ class BlockIndex:
         dropped: What finalizers and releases announced; :meth:`drain` takes it back.
         evicted: Digests of evicted blocks, if somebody wants them.
         on_evicted: Told each entry that was evicted, if somebody wants to know; must be quick.
+        on_gone: Told each entry that left the index in any way and is dead, likewise.
         idle: Resident entries without pins: all that can be evicted.
         pinned: Entries with pins, dead ones included.
         evictions: Blocks evicted so far.
@@ -43,6 +44,7 @@ class BlockIndex:
         self.dropped: Dropped = deque()
         self.evicted: deque[bytes] | None = None
         self.on_evicted: Callable[[Entry], None] | None = None
+        self.on_gone: Callable[[Entry], None] | None = None
         self.policy = policy
         self.idle = 0
         self.pinned = 0
@@ -205,6 +207,8 @@ class BlockIndex:
             self.evicted.append(digest)
         if self.on_evicted is not None:
             self.on_evicted(entry)
+        if self.on_gone is not None:
+            self.on_gone(entry)
         return entry.slot
 
     def pin_victims(self, choose: Callable[[Iterator[Entry]], list[Entry]]) -> list[Entry]:
@@ -224,6 +228,8 @@ class BlockIndex:
     def _end(self, entry: Entry) -> None:
         """Finish an entry that has just left the index, other than by eviction."""
         entry.dead = True
+        if self.on_gone is not None:
+            self.on_gone(entry)
         if not entry.pins:
             self.idle -= 1
             self._pool.free(entry.slot)

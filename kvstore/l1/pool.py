@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvstore.errors import ClosedError, ConfigError
+from kvstore.l1 import pinned
 from kvstore.l1.device import BlockPool, count_slots
 from kvstore.l1.limits import check_capacity, memory_limits
 
@@ -45,6 +46,10 @@ class SlabPool(BlockPool[npt.NDArray[np.uint8]]):
     Raises:
         CapacityError: Not even one slot fits.
         ConfigError: More memory than this process may have; names the option and both numbers.
+
+    Attributes:
+        pinned_bytes: Bytes that are page-locked for an accelerator.
+        pin_refusals: How often the system refused that.
     """
 
     def __init__(self, block_bytes: int, capacity_bytes: int, *, populate: bool = False) -> None:
@@ -52,6 +57,8 @@ class SlabPool(BlockPool[npt.NDArray[np.uint8]]):
         self.stride = HEADER_BYTES + -(-block_bytes // _PAGE_BYTES) * _PAGE_BYTES
         super().__init__(block_bytes, count_slots(capacity_bytes, self.stride))
         self.capacity_bytes = capacity_bytes
+        self.pinned_bytes = 0
+        self.pin_refusals = 0
         used_bytes = self.n_slots * self.stride
         try:
             memory = mmap.mmap(-1, used_bytes + _HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -85,6 +92,14 @@ class SlabPool(BlockPool[npt.NDArray[np.uint8]]):
         """Return header page and block, which end together; ``HEADER_BYTES + block_bytes`` writable bytes."""
         return self.view(slot)[: HEADER_BYTES + self.block_bytes]
 
+    def pin(self) -> None:
+        """Page-lock the slots for an accelerator, or count that the system refuses it."""
+        self._check_open()
+        if pinned.pin(self._address(), self._slab.nbytes):
+            self.pinned_bytes = self._slab.nbytes
+        else:
+            self.pin_refusals += 1
+
     def copy_in(self, slot: int, source: torch.Tensor) -> None:
         """Copy ``source`` into the slot."""
         import torch
@@ -108,10 +123,16 @@ class SlabPool(BlockPool[npt.NDArray[np.uint8]]):
         memory, self._map = self._map, None
         if memory is None:
             return
+        if self.pinned_bytes:  # no copy of a device is under way: each call waits for its own
+            pinned.unpin(self._address())
+            self.pinned_bytes = 0
         self._payloads = [None] * self.n_slots
         self._slab = np.empty(0, np.uint8)
         with contextlib.suppress(BufferError):  # in use: the mapping goes with its last user
             memory.close()
+
+    def _address(self) -> int:
+        return int(self._slab.__array_interface__["data"][0])
 
     def _check_open(self) -> None:
         if self._map is None:

@@ -104,8 +104,8 @@ def test_an_interrupted_read_gives_every_slot_back(
 def test_an_error_of_the_destination_is_raised_and_not_blamed_on_the_tier(
     open_double: OpenDouble, spec: BlockSpec, make_key: MakeKey
 ) -> None:
-    cache = open_double(MemoryBackend, l1={"capacity": "1MiB"})
-    key, blocks = make_key(3), blocks_of(spec, 3)
+    cache = open_double(MemoryBackend, l1={"capacity": "1MiB"}, codec="planes")
+    key, blocks = make_key(3), torch.ones((3, *spec.shape), dtype=torch.bfloat16)  # decoded, then copied by torch
     cache.put(key, blocks)
     cache.flush(10)
     l1_of(cache).clear()

@@ -226,6 +226,7 @@ def test_every_public_call_takes_this_kind_of_key(
     note("get", cache.get(key, out))
     note("contains_each", cache.contains_each(key))
     note("get_each", cache.get_each(key, out))
+    note("submit_get", cache.submit_get(key, out).wait(10))
     note("stream", [group.n_blocks for group in cache.stream(key)])
     note("stats", cache.stats().cache.puts)
     note("health", cache.health().state)
@@ -243,7 +244,7 @@ def test_every_public_call_takes_this_kind_of_key(
 
     public = {name for name, _ in inspect.getmembers(KVCache, inspect.isfunction) if not name.startswith("_")}
     assert set(called) == public - (set() if has_l1 else {"prefetch", "acquire", "allocate"})
-    counts = {name: called[name] for name in ("put", "lookup", "get", "delete", "stats")}
+    counts = {name: called[name] for name in ("put", "lookup", "get", "submit_get", "delete", "stats")}
     assert counts == dict.fromkeys(counts, 4)
     assert called["stream"] == [4]
     assert called["contains_each"] == [Presence.PRESENT] * 4

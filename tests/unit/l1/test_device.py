@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from kvstore.errors import CapacityError, ClosedError, ConfigError
-from kvstore.l1.cache import L1Cache
-from kvstore.l1.device import BlockPool, TorchDevicePool, require_host, resolve_device
-from kvstore.l1.policies.lru import LruPolicy
+from kvstore.l1.device import BlockPool, TorchDevicePool, resolve_device
+from kvstore.l1.device_cache import DeviceCache
 from kvstore.l1.pool import SlabPool
 from kvstore.spec import BlockSpec
 
@@ -79,7 +78,7 @@ def test_cuda_without_cuda_is_a_config_error(spec: BlockSpec) -> None:
     with pytest.raises(ConfigError, match=r"l1.device is 'cuda:0' but torch.cuda is not available"):
         TorchDevicePool("cuda:0", 4096, 1 << 20)
     with pytest.raises(ConfigError, match=r"l1.device is 'cuda:1' but torch.cuda is not available"):
-        L1Cache(spec, 1 << 20, lambda _: LruPolicy(), device="cuda:1")
+        DeviceCache.open("cuda:1", spec.nbytes, 1 << 20)
 
 
 def test_an_unknown_device_is_a_config_error() -> None:
@@ -87,7 +86,5 @@ def test_an_unknown_device_is_a_config_error() -> None:
         resolve_device("gpu0")
 
 
-def test_l1_lives_in_host_memory() -> None:
-    require_host("cpu")
-    with pytest.raises(ConfigError, match=r"l1.device is 'meta'.*host memory"):
-        require_host("meta")
+def test_host_memory_needs_no_device_pool(spec: BlockSpec) -> None:
+    assert DeviceCache.open("cpu", spec.nbytes, 1 << 20) is None
