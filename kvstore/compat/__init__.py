@@ -1,0 +1,1 @@
+"""Other libraries' interfaces over kvstore, for code that was written against them."""
