@@ -5,15 +5,22 @@ VENV ?= .venv
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
+TEST_WORKERS ?= auto
 
 PY := $(VENV)/bin/python
 INSTALL := sh requirements/install.sh $(VENV)
 
-.PHONY: help demo test soak servers lint format bench venv clean distclean
+# Engines whose connectors are tested with the real thing, each in an environment of its own.
+ENGINES ?= vllm aibrix lmcache
+ENGINE_TESTS = $(addprefix tests/engines/,$(or $(TESTS_OF_$*),$*))
+TESTS_OF_vllm := vllm sglang
+
+.PHONY: help demo test test-engines soak servers lint format bench venv clean distclean
 
 help:
 	@echo 'make demo       a real model skips its prefill: compute, store, restart, restore (DEMO_ARGS=...)'
-	@echo 'make test       every test, the short form of the demo included (PYTEST_ARGS=...)'
+	@echo 'make test       every test, the short form of the demo included (PYTEST_ARGS=..., TEST_WORKERS=0)'
+	@echo 'make test-engines connectors against real engines, vLLM for CPUs among them: 3.5 GB (ENGINES=...)'
 	@echo 'make soak       the fault and endurance tests in their long form, about an hour (PYTEST_ARGS=...)'
 	@echo 'make servers    real S3 servers (SeaweedFS, rclone) for the tests that ask for one, 80 MB'
 	@echo 'make lint       ruff, mypy --strict, import layers, file lengths'
@@ -26,7 +33,15 @@ demo: $(VENV)/.stamp-demo
 	@$(PY) -m kvstore demo $(DEMO_ARGS)
 
 test: $(VENV)/.stamp-dev
-	@$(PY) -m pytest $(PYTEST_ARGS)
+	@$(PY) -m pytest -n $(TEST_WORKERS) --dist loadfile $(PYTEST_ARGS)
+
+test-engines: $(ENGINES:%=test-engine-%)
+
+# The engines' own warnings are theirs to mend. Their models are tiny: OpenMP's barriers would cost more than they save.
+test-engine-%: .venv-%/.stamp-engine
+	@echo "== $*"
+	@OMP_NUM_THREADS=1 VLLM_CPU_OMP_THREADS_BIND=nobind \
+		.venv-$*/bin/python -m pytest -o filterwarnings= -p no:cacheprovider $(ENGINE_TESTS) $(PYTEST_ARGS)
 
 soak: $(VENV)/.stamp-dev
 	@$(PY) -m pytest --soak -o timeout=1800 tests/faults tests/stateful $(PYTEST_ARGS)
@@ -61,6 +76,12 @@ $(VENV)/.stamp-demo: $(VENV)/.stamp-torch pyproject.toml requirements/dev.txt re
 
 $(VENV)/.stamp-dev: $(VENV)/.stamp-demo
 	@$(INSTALL) dev
+	@touch $@
+
+.PRECIOUS: .venv-%/.stamp-engine
+.venv-%/.stamp-engine: requirements/torch.txt requirements/install.sh requirements/engines/common.txt
+	@sh requirements/install.sh .venv-$* torch
+	@sh requirements/install.sh .venv-$* $*
 	@touch $@
 
 clean:

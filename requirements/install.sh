@@ -1,7 +1,8 @@
 #!/bin/sh
-# Bring a virtual environment to one of three stages; called by the Makefile, once per stage.
+# Bring a virtual environment to a stage; called by the Makefile, once per stage.
 #
 #   sh requirements/install.sh VENV torch|demo|dev
+#   sh requirements/install.sh VENV vllm|aibrix|lmcache    an engine's own environment, for make test-engines
 #
 # Quiet: pip's output goes to VENV/install.log. A step that fails shows the end of the log and one
 # line that says which step it was. PYTHON=/path/to/python3 chooses the interpreter.
@@ -75,6 +76,18 @@ demo)
     ;;
 dev)
     step "install the test and lint tools" install -c requirements/torch.txt -c requirements/dev.txt -e '.[cli,demo,dev,transformers]'
+    ;;
+vllm | aibrix | lmcache)
+    list=requirements/engines/$stage
+    step "install $stage (the list: $list.txt)" install -c requirements/torch.txt -r "$list.txt"
+    if [ -f "$list-nodeps.txt" ]; then
+        step "install the packages of $list-nodeps.txt, without theirs" install --no-deps -r "$list-nodeps.txt"
+    fi
+    if [ "$stage" = vllm ]; then # built for CUDA: they fail at import beside the CPU build of torch
+        step "remove what needs CUDA" "$python" -m pip uninstall --yes torchvision torchaudio torchcodec
+    fi
+    step "install kvstore and the test tools" install -r requirements/engines/common.txt
+    step "install kvstore" install --no-deps -e .
     ;;
 *)
     fail "unknown stage: $stage"

@@ -11,11 +11,20 @@ import pytest
 
 from kvstore.l1.counters import L1Counters
 from kvstore.l2.counters import TierCounters
-from kvstore.stats import CacheCounters, Health, HealthState, Stats, TierHealth, TierStats
+from kvstore.stats import CacheCounters, GroupCounters, Health, HealthState, Stats, TierHealth, TierStats
 from tests.docs.markdown import ROOT
 
 PAGE = ROOT / "docs/reference/stats.md"
-SECTIONS: list[type[Any]] = [Stats, CacheCounters, L1Counters, TierStats, TierCounters, Health, TierHealth]
+SECTIONS: list[type[Any]] = [
+    Stats,
+    CacheCounters,
+    L1Counters,
+    TierStats,
+    TierCounters,
+    GroupCounters,
+    Health,
+    TierHealth,
+]
 
 
 def section(name: str) -> str:
