@@ -261,15 +261,19 @@ def test_a_proxy_is_left_to_boto3(faulty: S3FaultServer, monkeypatch: pytest.Mon
 
 
 def test_a_simulated_aws_is_left_to_boto3() -> None:
-    with mock_aws():
+    simulated = mock_aws()
+    simulated.start(reset=False)  # what moto's servers in this process hold is other tests'
+    try:
         boto3.client(
             "s3", region_name="us-east-1", aws_access_key_id=ACCESS_KEY, aws_secret_access_key=SECRET_KEY
-        ).create_bucket(Bucket=BUCKET)
-        medium = opened(None)
+        ).create_bucket(Bucket="simulated")
+        medium = opened(None, bucket="simulated")
         assert medium.describe()["data path"] == "boto3"
         assert write(medium, "aa/k", b"x", once=True)
         assert read(medium, "aa/k") == b"x"
         medium.close()
+    finally:
+        simulated.stop()
 
 
 def test_nothing_stays_open_after_a_failed_opening(faulty: S3FaultServer) -> None:
