@@ -109,7 +109,7 @@ class Space:
         if replaces is not None:
             write.records -= replaces.blocks
             write.nbytes -= self.charge(replaces.nbytes)
-        self._reserve(write)
+        self._reserve(write, call)
         written = False
         try:
             for attempt in range(_RETRIES + 1):
@@ -125,16 +125,19 @@ class Space:
             self._tally.end(write, written=written)
         return written
 
-    def _reserve(self, write: Write) -> None:
+    def _reserve(self, write: Write, call: Call) -> None:
+        """Take room for a write, made by evicting if need be; other writers may take it first, and more is made."""
         capacity = self.capacity_bytes
         if capacity is None:
             self._tally.begin(write, None)
             return
         self._look_in_time(write.charged)
-        for _ in range(_RETRIES + 1):
+        while True:
+            rounds = self.evictor.rounds
             if self._tally.begin(write, capacity - self._overhead_bytes()):
                 return
-            if not self.evictor.make_room(write.charged, capacity // _AHEAD_PART):
+            fits = self.evictor.make_room(write.charged, capacity // _AHEAD_PART)
+            if call.stop() or not (fits or self.evictor.rounds != rounds):
                 break
         msg = f"tier {self._store.context.tier!r}: {capacity} bytes are taken and nothing more can be evicted"
         raise BackendFullError(msg)

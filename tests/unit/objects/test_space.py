@@ -173,3 +173,28 @@ def test_what_another_process_removed_is_not_offered_after_a_listing(opener: Ope
     assert present(backend, items) == [True] * 4
     assert backend.usage().records == 3
     assert present(backend, items) == [True, False, True, True]
+
+
+def test_room_that_another_writer_takes_is_made_again(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opener(MemMedium(), SWEPT, capacity_bytes=64 * KIB)
+    assert backend._session is not None
+    space = backend._session.store.space
+    put(backend, [one(k) for k in range(60)])
+    numbers = iter(range(100, 1000))
+    make_room = space.evictor.make_room
+    thefts = 0
+
+    def overtaken(needed_bytes: int, ahead_bytes: int) -> bool:
+        nonlocal thefts
+        made = make_room(needed_bytes, ahead_bytes)
+        if thefts < 8:
+            thefts += 1
+            monkeypatch.setattr(space.evictor, "make_room", make_room)
+            while space.excess(needed_bytes) <= 0:
+                put(backend, [one(next(numbers))])
+            monkeypatch.setattr(space.evictor, "make_room", overtaken)
+        return made
+
+    monkeypatch.setattr(space.evictor, "make_room", overtaken)
+    assert put(backend, [one(61, 4 * KIB)]) == [PutStatus.STORED]
+    assert thefts == 8
