@@ -115,6 +115,7 @@ def test_keys_are_the_same_in_every_process(
 
 
 def test_a_script_without_close_exits_in_time_and_loses_nothing_it_had_time_for(lmdb_config: dict[str, Any]) -> None:
+    lmdb_config["l2"][0]["queue"] = "4MiB"  # for all 100 blocks: a slow disk must not make a put be refused
     started = time.monotonic()
     run(
         """
