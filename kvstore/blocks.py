@@ -6,8 +6,9 @@ the last byte before it lets anything reach a caller's memory.
 
 from __future__ import annotations
 
-from kvstore.blocks_decode import BlockDecoder, OpenBlock, SegmentTable
+from kvstore.blocks_decode import BlockDecoder
 from kvstore.blocks_encode import RAW_THRESHOLD, BlockEncoder, EncodedRecord
+from kvstore.blocks_open import OpenBlock, SegmentTable
 from kvstore.none_codec import NoneCodec
 
 __all__ = ["RAW_THRESHOLD", "BlockDecoder", "BlockEncoder", "EncodedRecord", "NoneCodec", "OpenBlock", "SegmentTable"]

@@ -11,9 +11,12 @@ from xxhash import xxh3_64_intdigest
 
 from kvstore.blocks_memory import as_bytes, check_namespace, segment_view
 from kvstore.codec import Codec
+from kvstore.errors import ConfigError, PluginError
 from kvstore.none_codec import NoneCodec
 from kvstore.record import (
+    FLAG_KEYED,
     FLAG_PARENT_UNKNOWN,
+    FLAG_SEALED,
     FLAG_TOKEN_IDS,
     FORMAT_VERSION,
     HEADER_BYTES,
@@ -23,7 +26,8 @@ from kvstore.record import (
     SegmentEntry,
     pack_head,
 )
-from kvstore.segments import plan_segments
+from kvstore.record_tags import RecordTags, segment_tag
+from kvstore.segments import MAX_SEAL_BYTES, plan_segments
 from kvstore.spec import BlockSpec
 
 RAW_THRESHOLD: Final = 0.95
@@ -72,12 +76,14 @@ class BlockEncoder:
         fallback: Codec to try instead where ``codec`` does not support ``spec`` (8-bit KV under a
             codec for 16-bit floats); None for raw.
         clock: Source of the creation time, in Unix seconds.
+        tags: Makes the records keyed; None for plain ones.
 
     Raises:
+        ConfigError: ``codec`` seals and does not support ``spec``: nothing may take its place.
         ValueError: ``namespace`` is not 16 bytes long.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what a record is made from
         self,
         spec: BlockSpec,
         namespace: bytes,
@@ -85,8 +91,12 @@ class BlockEncoder:
         *,
         fallback: Codec | None = None,
         clock: Callable[[], float] = time.time,
+        tags: RecordTags | None = None,
     ) -> None:
         check_namespace(namespace)
+        if codec is not None and codec.seals and not codec.supports(spec):
+            msg = f"codec {codec.name!r} cannot seal blocks of dtype {spec.dtype}, layout {spec.layout}; choose another"
+            raise ConfigError(msg)
         usable = (c for c in (codec, fallback) if c is not None and c.supports(spec))
         self._codec = next(usable, None)
         if self._codec is not None and self._codec.codec_id == NoneCodec.codec_id:
@@ -97,15 +107,24 @@ class BlockEncoder:
         self._fingerprint = spec.fingerprint()
         self._plan = plan_segments(spec)
         self._clock = clock
+        self._sealer = self._codec if self._codec is not None and self._codec.seals else None
+        self._key = None if tags is None else tags.writing
+
+    @property
+    def seals(self) -> bool:
+        """Whether the records hide what they hold."""
+        return self._sealer is not None
 
     def encode(self, raw: memoryview, meta: RecordMeta) -> EncodedRecord:
         """Make the record of one block; a raw record borrows ``raw`` and copies nothing.
 
         Args:
             raw: The block's ``spec.nbytes`` bytes, C-contiguous.
-            meta: Where the block stands; ``token_ids`` must cover the whole block when given.
+            meta: Where the block stands; ``token_ids`` must cover the whole block when given.  A
+                sealed record does not have them.
 
         Raises:
+            PluginError: A sealing codec gave what cannot be stored as sealed.
             ValueError: ``raw`` or ``meta.token_ids`` has the wrong length.
         """
         raw = as_bytes(raw)
@@ -114,17 +133,19 @@ class BlockEncoder:
             raise ValueError(msg)
         segments: list[SegmentEntry] = []
         codec_id = NoneCodec.codec_id
-        payload = self._encode(raw, segments)
+        sealer = self._sealer
+        payload = self._encode(raw, segments) if sealer is None else self._seal(sealer, raw, meta.digest, segments)
         if payload is None:
             payload = [raw]
-            segments = [_raw_entry(segment_view(raw, geometry)) for geometry in self._plan]
+            segments = [self._raw_entry(segment_view(raw, geometry)) for geometry in self._plan]
         elif self._codec is not None:
             codec_id = self._codec.codec_id
         if meta.token_ids is not None:
             self._check_token_ids(meta.token_ids)
-            payload.append(meta.token_ids)
-            segments.append(_raw_entry(meta.token_ids))
-        head, checksum = pack_head(self._head(codec_id, meta, segments), segments)
+            if sealer is None:
+                payload.append(meta.token_ids)
+                segments.append(self._raw_entry(meta.token_ids))
+        head, checksum = pack_head(self._head(codec_id, meta, segments), segments, self._key)
         nbytes = len(head) + sum(entry.stored_bytes for entry in segments)
         return EncodedRecord([head, *payload], nbytes, codec_id, checksum)
 
@@ -147,9 +168,30 @@ class BlockEncoder:
             if stored is None or len(stored) >= len(piece):
                 stored = piece
             payload.append(stored)
-            # checksummed here, while the bytes are still in the cache
-            segments.append(SegmentEntry(len(stored), len(piece), xxh3_64_intdigest(stored)))
+            segments.append(self._entry(stored, len(piece)))
         return payload
+
+    def _seal(self, codec: Codec, raw: memoryview, digest: bytes, segments: list[SegmentEntry]) -> list[Buffer]:
+        """Encode all segments, none of which may be stored as it is."""
+        codec.begin(self._namespace, digest)
+        payload: list[Buffer] = []
+        for geometry in self._plan:
+            stored = codec.encode_segment(segment_view(raw, geometry).toreadonly(), geometry)
+            if stored is None or not 0 < len(stored) <= geometry.raw_bytes + MAX_SEAL_BYTES:
+                given = "nothing" if stored is None else f"{len(stored)} bytes"
+                msg = f"codec {codec.name!r} seals {geometry.raw_bytes} bytes into {given}; the block is not stored"
+                raise PluginError(msg)
+            payload.append(stored)
+            segments.append(self._entry(stored, geometry.raw_bytes))
+        return payload
+
+    def _entry(self, stored: Buffer, raw_bytes: int) -> SegmentEntry:
+        # checksummed here, while the bytes are still in the cache
+        tag = b"" if self._key is None else segment_tag(self._key, stored)
+        return SegmentEntry(len(stored), raw_bytes, xxh3_64_intdigest(stored), tag)
+
+    def _raw_entry(self, piece: Buffer) -> SegmentEntry:
+        return self._entry(piece, len(piece))
 
     def _check_token_ids(self, token_ids: bytes) -> None:
         if len(token_ids) != 4 * self._spec.block_tokens:
@@ -158,8 +200,12 @@ class BlockEncoder:
 
     def _head(self, codec_id: int, meta: RecordMeta, segments: Sequence[SegmentEntry]) -> Head:
         flags = 0 if meta.parent_known else FLAG_PARENT_UNKNOWN
-        if meta.token_ids is not None:
+        if self._sealer is not None:
+            flags |= FLAG_SEALED
+        elif meta.token_ids is not None:
             flags |= FLAG_TOKEN_IDS
+        if self._key is not None:
+            flags |= FLAG_KEYED
         return Head(
             magic=MAGIC,
             format_version=FORMAT_VERSION,
@@ -183,7 +229,3 @@ class BlockEncoder:
             reserved=_ZEROS_16,
             checksum=0,
         )
-
-
-def _raw_entry(piece: Buffer) -> SegmentEntry:
-    return SegmentEntry(len(piece), len(piece), xxh3_64_intdigest(piece))

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from typing import Final, Literal
 
-CorruptReason = Literal["magic", "version", "length", "checksum", "codec", "spec", "key"]
+CorruptReason = Literal["magic", "version", "length", "checksum", "codec", "spec", "key", "tag"]
 
 CORRUPT_REASONS: Final[tuple[CorruptReason, ...]] = (
     "magic",
@@ -42,6 +42,7 @@ CORRUPT_REASONS: Final[tuple[CorruptReason, ...]] = (
     "codec",
     "spec",
     "key",
+    "tag",
 )
 
 

@@ -9,13 +9,16 @@ module knows the bytes of a record; what they mean for a block is the business o
 from __future__ import annotations
 
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
-from xxhash import xxh3_64_intdigest
+from xxhash import xxh3_64, xxh3_64_intdigest
 
 from kvstore.errors import CorruptRecordError
+from kvstore.keyring import Keyring
+from kvstore.record_tags import RecordTags, check_segment, put_head_tag, segment_tags
+from kvstore.segments import MAX_SEAL_BYTES
 
 MAGIC: Final = b"KVB\x01"
 FORMAT_VERSION: Final = 1
@@ -29,12 +32,18 @@ MAX_SEGMENTS: Final = 1 << 16
 FLAG_PARENT_UNKNOWN: Final = 1 << 0
 FLAG_TOKEN_IDS: Final = 1 << 1
 FLAG_KEYED: Final = 1 << 2
-_KNOWN_FLAGS: Final = FLAG_PARENT_UNKNOWN | FLAG_TOKEN_IDS | FLAG_KEYED
+FLAG_SEALED: Final = 1 << 3
+_KNOWN_FLAGS: Final = FLAG_PARENT_UNKNOWN | FLAG_TOKEN_IDS | FLAG_KEYED | FLAG_SEALED
+
+ENTRY_BYTES: Final = 16
+KEYED_ENTRY_BYTES: Final = 32
+"""Rows of the segment table; those of keyed records end with a tag."""
 
 _HEADER: Final = struct.Struct("<4sHHIHBB16s32s32s16sIIIIQQQ16s16sQ")
 _ENTRY: Final = struct.Struct("<IIQ")
 _KEYED_ENTRY: Final = struct.Struct("<IIQ16x")
 _CHECKSUM_OFFSET: Final = 184
+_COPIED_BYTES: Final = 16 << 10  # a table up to that size is copied for its checksum, which is faster
 _U64: Final = struct.Struct("<Q")
 
 _ZEROS_8: Final = bytes(8)
@@ -44,11 +53,12 @@ _U32_END: Final = 1 << 32
 
 
 class SegmentEntry(NamedTuple):
-    """One row of the segment table; ``stored_bytes == raw_bytes`` means stored raw."""
+    """One row of the segment table; ``stored_bytes == raw_bytes`` means stored raw, unless the record is sealed."""
 
     stored_bytes: int
     raw_bytes: int
     checksum: int
+    tag: bytes = b""
 
 
 class Head(NamedTuple):
@@ -82,6 +92,11 @@ class Head(NamedTuple):
         return bool(self.flags & FLAG_KEYED)
 
     @property
+    def sealed(self) -> bool:
+        """Whether every segment went through a codec that hides what it holds."""
+        return bool(self.flags & FLAG_SEALED)
+
+    @property
     def has_token_ids(self) -> bool:
         """Whether the last segment holds the block's token ids instead of block bytes."""
         return bool(self.flags & FLAG_TOKEN_IDS)
@@ -94,7 +109,7 @@ class Head(NamedTuple):
     @property
     def head_bytes(self) -> int:
         """Length of header and segment table; the payload starts there."""
-        return self.header_bytes + self.n_segments * (32 if self.flags & FLAG_KEYED else 16)
+        return self.header_bytes + self.n_segments * (KEYED_ENTRY_BYTES if self.flags & FLAG_KEYED else ENTRY_BYTES)
 
     @property
     def record_bytes(self) -> int:
@@ -173,6 +188,8 @@ def check_structure(view: memoryview, head: Head, record_bytes: int | None = Non
         raise CorruptRecordError("version", f"format {head.format_version}, this release reads {FORMAT_VERSION}")
     if head.flags & ~_KNOWN_FLAGS:
         raise CorruptRecordError("version", f"flags {head.flags:#x} have bits that format {FORMAT_VERSION} does not")
+    if head.sealed and head.has_token_ids:
+        raise CorruptRecordError("version", "a sealed record has the token ids that it is to hide")
     least = 2 if head.has_token_ids else 1
     if head.header_bytes != HEADER_BYTES or not least <= head.n_segments <= MAX_SEGMENTS:
         detail = f"header of {head.header_bytes} bytes with {head.n_segments} segments is out of bounds"
@@ -199,6 +216,22 @@ def verify_head(view: memoryview, head: Head) -> list[tuple[int, int, int]]:
         CorruptRecordError: ``checksum``; ``length`` when the table contradicts the header;
             ``version`` when bytes that this format keeps zero are in use.
     """
+    table = list(_checked_rows(view, head))
+    _check_table(table, head)
+    return table
+
+
+def check_head(view: memoryview, head: Head) -> None:
+    """Check all that :func:`verify_head` does where nobody needs the table; takes no memory for its rows.
+
+    Raises:
+        CorruptRecordError: As :func:`verify_head`.
+    """
+    _check_table(_checked_rows(view, head), head)
+
+
+def _checked_rows(view: memoryview, head: Head) -> Iterator[tuple[int, int, int]]:
+    """The rows of a table that matches the header checksum."""
     keyed = head.flags & FLAG_KEYED
     entry = _KEYED_ENTRY if keyed else _ENTRY
     table_view = view[HEADER_BYTES : HEADER_BYTES + head.n_segments * entry.size]
@@ -206,9 +239,8 @@ def verify_head(view: memoryview, head: Head) -> list[tuple[int, int, int]]:
         raise CorruptRecordError("checksum", "header and segment table do not match the header checksum")
     if head.reserved != _ZEROS_16 or (head.tag != _ZEROS_16 and not keyed):
         raise CorruptRecordError("version", f"reserved bytes are in use; format {FORMAT_VERSION} keeps them zero")
-    table: list[tuple[int, int, int]] = list(entry.iter_unpack(table_view))
-    _check_table(table, head)
-    return table
+    rows: Iterator[tuple[int, int, int]] = entry.iter_unpack(table_view)
+    return rows
 
 
 def parse_head(view: memoryview, record_bytes: int | None = None) -> Head:
@@ -223,22 +255,33 @@ def parse_head(view: memoryview, record_bytes: int | None = None) -> Head:
     """
     head = unpack_head(view)
     check_structure(view, head, record_bytes)
-    verify_head(view, head)
+    check_head(view, head)
     return head
 
 
-def verify_record(view: memoryview) -> Head:
-    """Check all that can be checked without the spec: structure and every checksum.
+def verify_record(view: memoryview, keys: Keyring | None = None) -> Head:
+    """Check all that can be checked without the spec: structure and every checksum, and the tags with ``keys``.
+
+    Args:
+        view: The whole record.
+        keys: Some key of these must have made the record for the namespace it names; None to leave
+            the tags alone.
 
     Raises:
-        CorruptRecordError: The record fails verification.
+        CorruptRecordError: The record fails verification; ``tag`` when it is not keyed, or not with ``keys``.
     """
     head = unpack_head(view)
     check_structure(view, head)
     table = verify_head(view, head)
+    start = view[: head.head_bytes]
+    key = None if keys is None else RecordTags(keys, head.namespace).authenticate(start, keyed=head.keyed)
+    tags = segment_tags(start) if key else ()
     offset = head.head_bytes
     for index, (stored_bytes, _, checksum) in enumerate(table):
-        verify_segment(view[offset : offset + stored_bytes], checksum, index)
+        stored = view[offset : offset + stored_bytes]
+        verify_segment(stored, checksum, index)
+        if key:
+            check_segment(key, tags[index], stored, index)
         offset += stored_bytes
     return head
 
@@ -253,37 +296,40 @@ def verify_segment(stored: memoryview, checksum: int, index: int) -> None:
         raise CorruptRecordError("checksum", f"segment {index} does not match its checksum")
 
 
-def pack_head(head: Head, segments: Sequence[SegmentEntry]) -> tuple[bytes, int]:
-    """Serialize a head: fill in the checksum and append the segment table.
+def pack_head(head: Head, segments: Sequence[SegmentEntry], key: bytes | None = None) -> tuple[bytes, int]:
+    """Serialize a head: append the segment table, fill in the checksum and, with a key, the tag.
 
     Args:
         head: The header's fields; ``checksum`` is ignored.
-        segments: The segment table, ``head.n_segments`` rows.
+        segments: The segment table, ``head.n_segments`` rows, with tags for a keyed record.
+        key: Of a keyed record.
 
     Returns:
         The head's bytes and its header checksum.
     """
     packed = bytearray(_HEADER.pack(*head))
     for entry in segments:
-        packed += _ENTRY.pack(*entry)
+        packed += _ENTRY.pack(entry.stored_bytes, entry.raw_bytes, entry.checksum) + entry.tag
+    if key is not None:
+        put_head_tag(key, packed)
     with memoryview(packed) as view:
         checksum = _header_checksum(view[:_CHECKSUM_OFFSET], view[HEADER_BYTES:])
     _U64.pack_into(packed, _CHECKSUM_OFFSET, checksum)
     return bytes(packed), checksum
 
 
-def _check_table(table: list[tuple[int, int, int]], head: Head) -> None:
-    stored_total = raw_total = 0
+def _check_table(table: Iterable[tuple[int, int, int]], head: Head) -> None:
+    stored_total = raw_total = stored_bytes = raw_bytes = 0
+    more = MAX_SEAL_BYTES if head.sealed else 0
     for stored_bytes, raw_bytes, _ in table:
-        if not 0 < stored_bytes <= raw_bytes:
+        if not 0 < stored_bytes <= raw_bytes + more or not raw_bytes:
             raise CorruptRecordError("length", f"a segment of {raw_bytes} raw bytes cannot take {stored_bytes}")
         stored_total += stored_bytes
         raw_total += raw_bytes
     if head.has_token_ids:
-        ids_stored, ids_raw, _ = table[-1]
-        raw_total -= ids_raw
-        if ids_stored != ids_raw or ids_raw != 4 * head.block_tokens:
-            detail = f"token ids take {ids_stored} bytes, {head.block_tokens} tokens need {4 * head.block_tokens}"
+        raw_total -= raw_bytes  # the last row
+        if stored_bytes != raw_bytes or raw_bytes != 4 * head.block_tokens:
+            detail = f"token ids take {stored_bytes} bytes, {head.block_tokens} tokens need {4 * head.block_tokens}"
             raise CorruptRecordError("length", detail)
     if stored_total != head.stored_bytes or raw_total != head.raw_bytes:
         detail = f"segments add up to {stored_total} stored and {raw_total} raw bytes, the header says otherwise"
@@ -291,4 +337,9 @@ def _check_table(table: list[tuple[int, int, int]], head: Head) -> None:
 
 
 def _header_checksum(fields: memoryview, table: memoryview) -> int:
-    return xxh3_64_intdigest(b"".join((fields, _ZEROS_8, table)))
+    if len(table) <= _COPIED_BYTES:
+        return xxh3_64_intdigest(b"".join((fields, _ZEROS_8, table)))
+    checksum = xxh3_64(fields)
+    checksum.update(_ZEROS_8)
+    checksum.update(table)
+    return checksum.intdigest()

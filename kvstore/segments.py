@@ -11,6 +11,9 @@ from kvstore.spec import BlockSpec
 SEGMENT_RAW_TARGET: Final = 256 * 1024
 """Raw bytes a segment aims at: large enough for zstd and checksums, small enough for the L2 cache."""
 
+MAX_SEAL_BYTES: Final = 64
+"""A sealed segment is at most this much longer than the raw one: key id, nonce and tag."""
+
 
 @dataclass(frozen=True, slots=True)
 class SegmentGeometry:

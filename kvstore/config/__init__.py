@@ -5,7 +5,7 @@ from __future__ import annotations
 from kvstore.config.effective import Setting, effective
 from kvstore.config.loader import ENVIRONMENT_VARIABLE, ConfigSource, load_config
 from kvstore.config.model import Config
-from kvstore.config.sections import DefaultsConfig, L1Config, TierConfig
+from kvstore.config.sections import DefaultsConfig, GateConfig, L1Config, TierConfig
 from kvstore.config.template import render_template
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "Config",
     "ConfigSource",
     "DefaultsConfig",
+    "GateConfig",
     "L1Config",
     "Setting",
     "TierConfig",

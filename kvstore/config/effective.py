@@ -9,7 +9,7 @@ from typing import Any
 from kvstore.config.model import Config, Origin
 from kvstore.config.place import HIDDEN
 from kvstore.config.schema import plain, text
-from kvstore.config.sections import defaults_fields, l1_fields, tier_fields
+from kvstore.config.sections import defaults_fields, gate_fields, l1_fields, tier_fields
 from kvstore.plugins.options import OptionField, option_fields
 
 
@@ -41,6 +41,9 @@ def effective(config: Config) -> list[Setting]:
     ]
     settings += _section(config, "l1", l1_fields(), config.l1)
     settings += _section(config, "defaults", defaults_fields(), config.defaults)
+    settings += _section(config, "gate", gate_fields(), config.gate)
+    for name, options in config.codecs.items():
+        settings += _section(config, f"codecs.{name}", option_fields(type(options)), options)
     for i, tier in enumerate(config.l2):
         settings += _section(config, f"l2[{i}]", tier_fields(), tier)
         settings += _section(config, f"l2[{i}]", option_fields(type(tier.options)), tier.options)

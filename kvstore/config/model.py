@@ -12,9 +12,11 @@ from kvstore.config.schema import as_object, plain, read_value
 from kvstore.config.sections import (
     TOP_LEVEL_KEYS,
     DefaultsConfig,
+    GateConfig,
     L1Config,
     TierConfig,
     defaults_fields,
+    gate_fields,
     l1_fields,
     read_core_section,
     split_tier,
@@ -38,6 +40,8 @@ class Config:
         l2: Tiers in lookup order, fastest first.
         plugins: Plugins to load besides those that tiers, codecs and L1 name: observers.
         blocked_plugins: Plugins that must not be loaded.
+        gate: When to compute blocks instead of loading them.
+        codecs: Options of codecs by codec name: a mapping, or an instance of the plugin's dataclass.
         source: The file it came from, for messages.
         origins: Key path to where its value came from; what is missing here is a default.
 
@@ -52,6 +56,9 @@ class Config:
     l2: tuple[TierConfig, ...] = ()
     plugins: tuple[str, ...] = ()
     blocked_plugins: tuple[str, ...] = ()
+    gate: GateConfig = field(default_factory=GateConfig)
+    # Not in repr: options may hold secrets.
+    codecs: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}), repr=False)
     source: str = field(default="mapping", compare=False)
     origins: Mapping[str, Origin] = field(default_factory=lambda: MappingProxyType({}), compare=False, repr=False)
 
@@ -59,8 +66,8 @@ class Config:
     def from_mapping(cls, values: Mapping[str, Any], *, source: str = "mapping") -> Self:
         """Read a config as TOML would give it, all keys of the core checked.
 
-        The backends' own keys are kept as they are in :attr:`TierConfig.options`;
-        :func:`kvstore.config.load_config` checks those too.
+        The backends' own keys are kept as they are in :attr:`TierConfig.options`, those of codecs in
+        :attr:`codecs`; :func:`kvstore.config.load_config` checks those too.
 
         Args:
             values: Nested mappings; values as in TOML, or already of the dataclass's types.
@@ -75,9 +82,10 @@ class Config:
         for name in values:
             if name not in TOP_LEVEL_KEYS:
                 raise root.key(name).unknown(values[name], TOP_LEVEL_KEYS)
-        l1, defaults, l2 = (root.key(name) for name in ("l1", "defaults", "l2"))
+        l1, defaults, gate, l2 = (root.key(name) for name in ("l1", "defaults", "gate", "l2"))
         l1_values = as_object(values.get("l1", {}), l1, "a table: [l1]")
         defaults_values = as_object(values.get("defaults", {}), defaults, "a table: [defaults]")
+        gate_values = as_object(values.get("gate", {}), gate, "a table: [gate]")
         tier_values = _tier_values(values.get("l2", ()), l2)
         config = cls(
             l1=L1Config(**read_core_section(l1_fields(), l1_values, l1)),
@@ -85,6 +93,8 @@ class Config:
             l2=_named([_read_tier(tier, l2.item(i)) for i, tier in enumerate(tier_values)], l2),
             plugins=read_value(_NAMES, values.get("plugins", ()), root.key("plugins")),
             blocked_plugins=read_value(_NAMES, values.get("blocked_plugins", ()), root.key("blocked_plugins")),
+            gate=GateConfig(**read_core_section(gate_fields(), gate_values, gate)),
+            codecs=MappingProxyType(_codec_values(values.get("codecs", {}), root.key("codecs"))),
             source=source,
             origins=MappingProxyType(dict.fromkeys(_paths(values), "file")),
         )
@@ -100,12 +110,14 @@ class Config:
             "blocked_plugins": list(self.blocked_plugins),
             "l1": _section(l1_fields(), self.l1),
             "defaults": _section(defaults_fields(), self.defaults),
+            "gate": _section(gate_fields(), self.gate),
+            "codecs": {name: _options(options) for name, options in self.codecs.items()},
             "l2": l2,
         }
 
     def to_toml(self) -> str:
         """Return :meth:`to_dict` as a TOML document, secrets included."""
-        return toml_document({name: value for name, value in self.to_dict().items() if value != []})
+        return toml_document({name: value for name, value in self.to_dict().items() if value not in ([], {})})
 
 
 def _section(fields: Sequence[OptionField], section: Any) -> dict[str, Any]:
@@ -123,6 +135,16 @@ def _tier_values(values: object, place: Place) -> list[Mapping[str, object]]:
     if not isinstance(values, list | tuple):
         raise place.wrong(values, "an array of tables: write [[l2]], once for each tier")
     return [as_object(value, place.item(i), "a table") for i, value in enumerate(values)]
+
+
+def _codec_values(values: object, place: Place) -> dict[str, Any]:
+    sections: dict[str, Any] = {}
+    for name, own in as_object(values, place, "tables: [codecs.NAME]").items():
+        section = _options(own) if is_dataclass(own) else own
+        if not isinstance(section, Mapping):
+            raise place.key(name).wrong(own, f"a table: [codecs.{name}]", secret=True)
+        sections[name] = dict(section)
+    return sections
 
 
 def _read_tier(values: Mapping[str, object], place: Place) -> TierConfig:

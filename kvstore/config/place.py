@@ -12,7 +12,7 @@ from kvstore.plugins.naming import did_you_mean
 
 HIDDEN: Final = "***"
 
-_SECRET_LIKE: Final = re.compile(r"secret|passw|token|credential|access_?key", re.IGNORECASE)
+_SECRET_LIKE: Final = re.compile(r"secret|passw|token|credential|key", re.IGNORECASE)
 _SHOWN: Final = 80  # characters of a value in a message; enough for any path worth reading
 
 _SHORT_CHARS: Final = 6  # a shorter secret, such as "a" of a test server, is hidden where it stands alone only
@@ -88,5 +88,8 @@ class Place:
 def _show(value: object, *, secret: bool) -> str:
     if secret:
         return HIDDEN
-    text = str(value).lower() if isinstance(value, bool) else repr(value)
+    try:
+        text = str(value).lower() if isinstance(value, bool) else repr(value)
+    except (RecursionError, ValueError):  # nested without end, or more digits than Python writes
+        text = f"a {type(value).__name__} too large to show"
     return text if len(text) <= _SHOWN else f"{text[: _SHOWN - 3]}..."

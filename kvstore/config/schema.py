@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from kvstore.config.place import Place
 from kvstore.config.toml_text import toml_value
-from kvstore.config.units import DURATION, SIZE, format_bytes, format_seconds, parse_bytes, parse_seconds
+from kvstore.config.units import DURATION, SIZE, as_float, format_bytes, format_seconds, parse_bytes, parse_seconds
 from kvstore.plugins.naming import did_you_mean, nearest
 from kvstore.plugins.options import Form, OptionField
 
@@ -144,7 +144,7 @@ def _read_int(value: object, _: OptionField) -> int:
 
 
 def _read_float(value: object, _: OptionField) -> float:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(as_float(value)):
         raise ValueError
     return float(value)
 

@@ -11,6 +11,7 @@ from typing import Any, Final, Literal
 from kvstore.backend import Durability
 from kvstore.config.place import Place
 from kvstore.config.schema import read_section
+from kvstore.keyring import is_source
 from kvstore.plugins import TIER_KEYS
 from kvstore.plugins.descriptors import Admit
 from kvstore.plugins.options import OptionField, option_fields
@@ -18,11 +19,13 @@ from kvstore.types import ByteSize, Seconds, option
 
 MAX_DEADLINE_S: Final = 3600.0  # an engine that waits longer for cached KV would rather recompute
 
-TOP_LEVEL_KEYS: Final = ("plugins", "blocked_plugins", "l1", "defaults", "l2")
+TOP_LEVEL_KEYS: Final = ("plugins", "blocked_plugins", "l1", "defaults", "gate", "codecs", "l2")
 
 Pin = Literal["auto", "never"]
 
 _DEVICE: Final = re.compile(r"cpu|cuda:[0-9]+", re.ASCII)
+_SOURCES: Final = 'an array of "file:PATH", "env:NAME" or "call:MODULE:FUNCTION", with "ID=" in front of each'
+_KEY_SOURCES: Final = frozenset({"record_keys"})
 _TIER_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}", re.ASCII)
 
 
@@ -57,11 +60,39 @@ class DefaultsConfig:
     Attributes:
         deadline: Seconds that a public call may take, above 0, at most an hour.
         require_salt: Whether calls refuse keys that have no salt.
+        record_keys: Sources of the keys that authenticate records, see :mod:`kvstore.keyring`: the
+            first one writes, all of them read; none for records without tags.
     """
 
     deadline: Seconds = option(5.0, doc="Longest time that one call may take; what is not there by then is a miss.")
     require_salt: bool = option(
         default=False, doc="Refuse keys without a salt, where every tenant has to be isolated from the others."
+    )
+    record_keys: tuple[str, ...] = option(
+        (),
+        doc="Secret keys without which nobody can make a record that is believed, the one to write with first: "
+        "file:PATH, env:NAME or call:MODULE:FUNCTION, each with its number as in 2=file:PATH.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class GateConfig:
+    """``[gate]``: tiers are not asked for blocks that the engine computes faster than they are loaded.
+
+    Attributes:
+        enabled: Whether loads are declined at all.
+        prefill_tokens_per_s: The engine's prefill speed, 0 or more; 0 when its connector measures it, or
+            :meth:`KVCache.note_prefill <kvstore.KVCache.note_prefill>` is called: without any of them
+            nothing is declined.
+        margin: A load is declined when it takes more than so many times as long as computing, 0.1 to 100.
+    """
+
+    enabled: bool = option(default=True, doc="Do not load what the engine computes faster.")
+    prefill_tokens_per_s: float = option(
+        0.0, doc="Prefill speed of the engine; 0 to learn it from what the connector measures."
+    )
+    margin: float = option(
+        1.0, doc="Decline a load that takes more than so many times as long as computing; 0.1 to 100."
     )
 
 
@@ -121,6 +152,12 @@ def defaults_fields() -> tuple[OptionField, ...]:
 
 
 @functools.cache
+def gate_fields() -> tuple[OptionField, ...]:
+    """Return the keys of ``[gate]``."""
+    return option_fields(GateConfig)
+
+
+@functools.cache
 def tier_fields() -> tuple[OptionField, ...]:
     """Return the core's keys of ``[[l2]]``."""
     return option_fields(TierConfig, skip=("options",))
@@ -132,6 +169,11 @@ def read_core_section(fields: tuple[OptionField, ...], values: Mapping[str, obje
     Raises:
         ConfigError: A value is wrong, a required key is missing or an unknown one is there.
     """
+    for name in _KEY_SOURCES.intersection(values):
+        given = values[name]
+        if not isinstance(given, list | tuple) or not all(isinstance(text, str) and is_source(text) for text in given):
+            # not shown: somebody may have written the key itself
+            raise place.key(name).wrong(given, _SOURCES, secret=True)
     read = read_section(fields, values, place, hint=top_level_hint)
     for name, value in read.items():
         accepts, expected = _RANGES.get(name, (_anything, ""))
@@ -160,6 +202,8 @@ def _anything(_: Any) -> bool:
 _RANGES: Final[dict[str, tuple[Callable[[Any], bool], str]]] = {
     "device": (lambda text: _DEVICE.fullmatch(text) is not None, '"cpu" or "cuda:N"'),
     "deadline": (lambda s: 0 < s <= MAX_DEADLINE_S, 'a duration above 0 and at most "1h"'),
+    "prefill_tokens_per_s": (lambda speed: speed >= 0, "a number of at least 0"),
+    "margin": (lambda factor: 0.1 <= factor <= 100, "a number from 0.1 to 100"),
     "workers": (lambda n: 1 <= n <= 1024, "an integer from 1 to 1024"),
     "name": (
         lambda text: not text or (_TIER_NAME.fullmatch(text) is not None and text != "l1"),

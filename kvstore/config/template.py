@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from kvstore.config.schema import expectation, text
-from kvstore.config.sections import DefaultsConfig, defaults_fields, l1_fields, tier_fields
+from kvstore.config.sections import DefaultsConfig, defaults_fields, gate_fields, l1_fields, tier_fields
 from kvstore.errors import ConfigError
 from kvstore.plugins import BackendPlugin, Registry
 from kvstore.plugins.options import Form, OptionField, option_fields
@@ -69,6 +69,8 @@ def render_template(
         *_keys(l1_fields(), {}),
         "[defaults]",
         *_keys(defaults_fields(), {}),
+        "[gate]  # load or recompute",
+        *_keys(gate_fields(), {}),
     ]
     return "\n".join([*parts, *_tier(plugin, given)])
 

@@ -38,11 +38,14 @@ def toml_key(name: str) -> str:
 
 
 def toml_document(values: Mapping[str, Any]) -> str:
-    """Write a document: plain keys first, then tables, then arrays of tables."""
+    """Write a document: plain keys first, then tables, a table of tables as those, and arrays of tables."""
     lines: list[str] = []
     tables: list[str] = []
     for name, value in values.items():
-        if isinstance(value, Mapping):
+        if isinstance(value, Mapping) and value and all(isinstance(item, Mapping) for item in value.values()):
+            for key, item in value.items():
+                tables += ["", f"[{toml_key(name)}.{toml_key(key)}]", *_lines(item)]
+        elif isinstance(value, Mapping):
             tables += ["", f"[{toml_key(name)}]", *_lines(value)]
         elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
             for item in value:

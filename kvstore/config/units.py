@@ -24,7 +24,8 @@ _SECONDS: Final = {
 SIZE: Final = 'a size above 0: bytes as an integer, or text such as "4GiB" (2^30 bytes) or "10GB" (10^9 bytes)'
 DURATION: Final = 'a duration: seconds as a number, or text such as "500ms", "5s" or "2min"'
 
-_QUANTITY: Final = re.compile(r"(?P<number>[0-9]+(?:\.[0-9]+)?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
+# Any float fits 400 digits; a million of them would keep Decimal busy for half a minute.
+_QUANTITY: Final = re.compile(r"(?P<number>[0-9]{1,400}(?:\.[0-9]{1,400})?) ?(?P<unit>[A-Za-z]*)", re.ASCII)
 
 _MAX_BYTES: Final = 1 << 63  # sizes end up in file offsets
 
@@ -73,7 +74,7 @@ def parse_seconds(value: object) -> float:
         number, factor = _quantity(value, _SECONDS, "5s")
         seconds = float(number * factor)
     elif isinstance(value, int | float) and not isinstance(value, bool):
-        seconds = float(value)
+        seconds = as_float(value)
     else:
         msg = f"got {_type_name(value)}"
         raise TypeError(msg)
@@ -81,6 +82,14 @@ def parse_seconds(value: object) -> float:
         msg = "negative" if seconds < 0 else "not finite"
         raise ValueError(msg)
     return seconds
+
+
+def as_float(number: float) -> float:
+    """Convert a number; an integer that is too large for a float becomes infinity."""
+    try:
+        return float(number)
+    except OverflowError:
+        return math.inf
 
 
 def format_bytes(n_bytes: int) -> str:

@@ -10,15 +10,13 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from kvstore.record import HEADER_BYTES
-from kvstore.segments import plan_segments
+from kvstore.record import ENTRY_BYTES, HEADER_BYTES, KEYED_ENTRY_BYTES
+from kvstore.segments import MAX_SEAL_BYTES, plan_segments
 
 if TYPE_CHECKING:
     from kvstore.spec import BlockSpec
 
 PAGE_BYTES: Final = 4096
-_ENTRY_BYTES: Final = 16  # one row of a record's segment table
-_LONGEST_ENTRY_BYTES: Final = 32  # of a keyed record
 _KEPT_BYTES: Final = 64 << 20  # frames kept for reuse: what one call has in flight; fresh pages cost as much as a copy
 
 _PIECE_BYTES: Final = 16 << 20  # taken from the system at once; 8 huge pages
@@ -31,24 +29,37 @@ class RecordShape:
     Attributes:
         block_bytes: The block itself.
         plain_head_bytes: Head of an uncompressed record, which has ``block_bytes`` behind it.
+        own_head_bytes: No head that this cache takes is longer.
         longest_head_bytes: No head is longer.
-        longest_payload_bytes: Nothing behind a head is longer: each segment is stored raw at worst.
+        longest_payload_bytes: Nothing behind a head is longer: each segment is stored raw or sealed at worst.
+        longest_seal_bytes: What sealing adds to a block at most.
     """
 
     block_bytes: int
     plain_head_bytes: int
+    own_head_bytes: int
     longest_head_bytes: int
     longest_payload_bytes: int
+    longest_seal_bytes: int
 
     @classmethod
-    def of(cls, spec: BlockSpec) -> RecordShape:
-        """Lengths for a spec; a record may carry the block's token ids, 4 bytes each, as one more segment."""
+    def of(cls, spec: BlockSpec, *, keyed: bool = False) -> RecordShape:
+        """Lengths for a spec; a record may carry the block's token ids, 4 bytes each, as one more segment.
+
+        Args:
+            spec: Of every block.
+            keyed: Whether the cache has keys for its records.
+        """
         segments = len(plan_segments(spec))
+        entry_bytes = KEYED_ENTRY_BYTES if keyed else ENTRY_BYTES
+        seal_bytes = MAX_SEAL_BYTES * segments
         return cls(
             block_bytes=spec.nbytes,
-            plain_head_bytes=HEADER_BYTES + _ENTRY_BYTES * segments,
-            longest_head_bytes=HEADER_BYTES + _LONGEST_ENTRY_BYTES * (segments + 1),
-            longest_payload_bytes=spec.nbytes + 4 * spec.block_tokens,
+            plain_head_bytes=HEADER_BYTES + entry_bytes * segments,
+            own_head_bytes=HEADER_BYTES + entry_bytes * (segments + 1),
+            longest_head_bytes=HEADER_BYTES + KEYED_ENTRY_BYTES * (segments + 1),
+            longest_payload_bytes=spec.nbytes + max(4 * spec.block_tokens, seal_bytes),
+            longest_seal_bytes=seal_bytes,
         )
 
     def possible(self, head_bytes: int, payload_bytes: int) -> bool:

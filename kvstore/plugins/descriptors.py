@@ -66,16 +66,20 @@ class CodecPlugin:
     Attributes:
         name: ``[a-z0-9-]+``, equal to the entry point's name.
         codec_id: Number in stored records, 0-65535, for life; 0-63 are kvstore's own.
-        factory: Makes one instance; called once per worker thread.
+        factory: Makes one instance; called once per worker thread, without arguments, or with a
+            :class:`~kvstore.codec.CodecContext` when there are ``options``.
         summary: One line for ``kvstore plugins list``.
         api_version: :data:`PLUGIN_API_VERSION` of the kvstore it was written for.
+        options: Frozen dataclass, the schema of the config's ``[codecs.NAME]`` section; None for a
+            codec without settings.
     """
 
     name: str
     codec_id: int
-    factory: Callable[[], Codec]
+    factory: Callable[..., Codec]
     summary: str
     api_version: int = PLUGIN_API_VERSION
+    options: type[Any] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

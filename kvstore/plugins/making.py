@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from kvstore.backend import Backend
-from kvstore.codec import Codec
-from kvstore.errors import PluginLoadError
+from kvstore.codec import Codec, CodecContext
+from kvstore.errors import ConfigError, PluginLoadError
 from kvstore.eviction import EvictionPolicy
 from kvstore.plugins.descriptors import BackendPlugin, CodecPlugin, Descriptor, PolicyPlugin
 from kvstore.plugins.validate import interface_problems
@@ -44,9 +44,19 @@ def make_backend(plugin: BackendPlugin, who: str) -> Backend:
     return _make(plugin.factory, Backend, who)  # type: ignore[type-abstract]
 
 
-def make_codec(plugin: CodecPlugin, who: str) -> Codec:
-    """Make a codec and check that it is the one the descriptor announces; as :func:`make_backend`."""
-    codec = _make(plugin.factory, Codec, who)  # type: ignore[type-abstract]
+def make_codec(plugin: CodecPlugin, who: str, context: CodecContext | None) -> Codec:
+    """Make a codec and check that it is the one the descriptor announces.
+
+    Args:
+        plugin: Its descriptor.
+        who: The plugin, for messages.
+        context: What it is made from if it has options.
+
+    Raises:
+        ConfigError: Its options do not let it work.
+        PluginLoadError: As :func:`make_backend`.
+    """
+    codec = _make(plugin.factory, Codec, who, *(() if context is None else (context,)))  # type: ignore[type-abstract]
     announced, actual = (plugin.name, plugin.codec_id), (codec.name, codec.codec_id)
     if actual != announced:
         msg = f"{who} is broken: its descriptor announces codec {announced}, its factory made codec {actual}"
@@ -59,29 +69,56 @@ def make_policy(plugin: PolicyPlugin, who: str, capacity_blocks: int) -> Evictio
     return _make(plugin.factory, EvictionPolicy, who, capacity_blocks)  # type: ignore[type-abstract]
 
 
-def try_descriptor(descriptor: Descriptor, who: str) -> Finding:
-    """Make what ``descriptor`` describes, opening nothing, and say how it went."""
+def default_options(plugin: CodecPlugin) -> Any:
+    """Make a codec's options as they are without a section in the config; None when it has none.
+
+    Raises:
+        ConfigError: There are options without a default.
+    """
+    if plugin.options is None:
+        return None
+    try:
+        return plugin.options()
+    except (TypeError, ValueError) as e:
+        msg = f"codec {plugin.name!r} cannot do without a section [codecs.{plugin.name}] in the config: {e}"
+        raise ConfigError(msg) from e
+
+
+def try_descriptor(descriptor: Descriptor, who: str, find: Callable[[str | int], Codec | None]) -> Finding:
+    """Make what ``descriptor`` describes, opening nothing, and say how it went.
+
+    Args:
+        descriptor: Of a backend, codec or policy.
+        who: The plugin, for messages.
+        find: Finds other codecs, for one that wraps them.
+    """
     kind = type(descriptor).__name__.removesuffix("Plugin").lower()
     subject = f"{kind} {descriptor.name}"
     try:
-        detail = _made(descriptor, who)
+        detail = _made(descriptor, who, find)
+    except ConfigError as e:  # not the plugin's fault: it needs settings, which a check does not have
+        detail = f"works with settings only: {e}"
     except PluginLoadError as e:
         return Finding(ok=False, subject=subject, detail=str(e))
     return Finding(ok=True, subject=subject, detail=detail)
 
 
-def _made(descriptor: Descriptor, who: str) -> str:
+def _made(descriptor: Descriptor, who: str, find: Callable[[str | int], Codec | None]) -> str:
     if isinstance(descriptor, BackendPlugin):
         backend = make_backend(descriptor, who)
         return f"{type(backend).__name__}: {backend.capabilities.name or 'no capabilities'}"
     if isinstance(descriptor, CodecPlugin):
-        return f"{type(make_codec(descriptor, who)).__name__}: codec id {descriptor.codec_id}"
+        options = default_options(descriptor)
+        codec = make_codec(descriptor, who, None if options is None else CodecContext(options, find))
+        return f"{type(codec).__name__}: codec id {descriptor.codec_id}"
     return type(make_policy(descriptor, who, 1)).__name__
 
 
-def _make(factory: Callable[..., Any], contract: type[_C], who: str, *arguments: int) -> _C:
+def _make(factory: Callable[..., Any], contract: type[_C], who: str, *arguments: object) -> _C:
     try:
         made = factory(*arguments)
+    except ConfigError:
+        raise
     except Exception as e:
         msg = f"{who} is broken: making its {contract.__name__.lower()} raised {type(e).__name__}: {e}"
         raise PluginLoadError(msg) from e

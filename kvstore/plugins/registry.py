@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from types import MappingProxyType, ModuleType
 from typing import TYPE_CHECKING, Final, Self, TypeVar
 
-from kvstore.errors import PluginError
+from kvstore.errors import ConfigError, PluginError
 from kvstore.plugins import messages
 from kvstore.plugins.catalog import Catalog
 from kvstore.plugins.descriptors import BackendPlugin, CodecPlugin, Kind, PluginInfo, PolicyPlugin
@@ -17,7 +17,7 @@ from kvstore.plugins.modules import Modules
 
 if TYPE_CHECKING:
     from kvstore.backend import Backend
-    from kvstore.codec import Codec
+    from kvstore.codec import Codec, CodecContext
     from kvstore.events import CacheInfo
     from kvstore.eviction import EvictionPolicy
     from kvstore.plugins.making import Finding
@@ -138,11 +138,43 @@ class Registry:
 
         return making.make_backend(self.backend(name), self.origin(name))
 
-    def create_codec(self, name: str) -> Codec:
-        """Make a codec, for one thread; raises as :meth:`create_backend` does."""
+    def create_codec(self, name: str, context: CodecContext | None = None) -> Codec:
+        """Make a codec, for one thread.
+
+        Args:
+            name: Of the codec.
+            context: What a codec with options is made from; None for the options' defaults and
+                wrapped codecs of its own.  Of no account to other codecs.
+
+        Raises:
+            ConfigError: The options do not let the codec work.
+            PluginError: As :meth:`create_backend`.
+        """
+        from kvstore.codec import CodecContext
         from kvstore.plugins import making  # Backend and Codec, which listing does not need
 
-        return making.make_codec(self.codec(name), self.origin(name))
+        plugin = self.codec(name)
+        if plugin.options is None:
+            context = None
+        elif context is None:
+            context = CodecContext(making.default_options(plugin), self.find_codec)
+        return making.make_codec(plugin, self.origin(name), context)
+
+    def find_codec(self, wanted: str | int) -> Codec | None:
+        """Make a codec for another one that wraps it.
+
+        Args:
+            wanted: Name, or id in records.
+
+        Returns:
+            The codec, made from the defaults of its options; None when it cannot be had.
+        """
+        plugin = self.codec_by_id(wanted) if isinstance(wanted, int) else None
+        name = wanted if isinstance(wanted, str) else "" if plugin is None else plugin.name
+        try:
+            return self.create_codec(name) if name else None
+        except (ConfigError, PluginError):
+            return None
 
     def create_policy(self, name: str, capacity_blocks: int) -> EvictionPolicy:
         """Make an eviction policy for an L1 of that size; raises as :meth:`create_backend` does."""
@@ -167,7 +199,7 @@ class Registry:
             ok=True, subject=name, detail=f"{self.origin(name)} is loaded; provides: {', '.join(info.kinds)}"
         )
         own = [descriptor for (_, key), descriptor in loaded.descriptors.items() if key == name]
-        return (found, *(making.try_descriptor(descriptor, self.origin(name)) for descriptor in own))
+        return (found, *(making.try_descriptor(descriptor, self.origin(name), self.find_codec) for descriptor in own))
 
     def names(self, kind: Kind | None = None) -> tuple[str, ...]:
         """List the usable names of ``kind``, or all names.

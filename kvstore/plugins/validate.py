@@ -67,12 +67,15 @@ def _problems(descriptor: Descriptor) -> Iterator[str]:
         yield "summary must be one line of text"
     if isinstance(descriptor, BackendPlugin):
         yield from _backend_problems(descriptor)
-    if isinstance(descriptor, CodecPlugin) and not _is_count(descriptor.codec_id, 0, MAX_CODEC_ID):
-        yield f"codec_id {descriptor.codec_id!r} is not an integer from 0 to {MAX_CODEC_ID}"
+    if isinstance(descriptor, CodecPlugin):
+        if not _is_count(descriptor.codec_id, 0, MAX_CODEC_ID):
+            yield f"codec_id {descriptor.codec_id!r} is not an integer from 0 to {MAX_CODEC_ID}"
+        if descriptor.options is not None:
+            yield from _options_problems(descriptor.options)
 
 
 def _backend_problems(plugin: BackendPlugin) -> Iterator[str]:
-    yield from _options_problems(plugin.options)
+    yield from _options_problems(plugin.options, TIER_KEYS)
     if plugin.default_admit not in get_args(Admit):
         yield f"default_admit {plugin.default_admit!r} is not one of {', '.join(get_args(Admit))}"
     if not is_plugin_name(plugin.default_codec):
@@ -85,7 +88,7 @@ def _backend_problems(plugin: BackendPlugin) -> Iterator[str]:
         yield f"max_writers {plugin.max_writers!r} is not a positive integer"
 
 
-def _options_problems(options: object) -> Iterator[str]:
+def _options_problems(options: object, taken: frozenset[str] = frozenset()) -> Iterator[str]:
     if not isinstance(options, type) or not is_dataclass(options):
         yield f"options {options!r} is not a dataclass type"
         return
@@ -96,8 +99,8 @@ def _options_problems(options: object) -> Iterator[str]:
     except TypeError as e:
         yield str(e)
         return
-    if names & TIER_KEYS:
-        yield f"option {min(names & TIER_KEYS)!r} of {options.__name__} is a key of the core; rename it"
+    if names & taken:
+        yield f"option {min(names & taken)!r} of {options.__name__} is a key of the core; rename it"
 
 
 def _is_count(value: object, low: int, high: int | None = None) -> bool:

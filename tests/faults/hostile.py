@@ -15,7 +15,9 @@ import zstandard
 from kvstore_zstd.zstd_codec import ZstdCodec
 
 from kvstore.blocks import BlockEncoder
+from kvstore.keyring import Keyring
 from kvstore.record import RecordMeta
+from kvstore.record_tags import RecordTags
 from tests.support_faults import NAMESPACE, SMALL, unrelated
 from tests.unit.record.conftest import Layout
 
@@ -60,6 +62,25 @@ def sound(i: int) -> bytes:
     return record
 
 
+def keyed(i: int, keys: Keyring, tag: bytes | None = None) -> bytes:
+    """A sound record of ``unrelated(i)`` that the ring's first key made, or one with another tag; all zeros."""
+    namespace = NAMESPACE.digest(SMALL)
+    encoder = BlockEncoder(SMALL, namespace, None, tags=RecordTags(keys, namespace))
+    record = b"".join(encoder.encode(memoryview(bytes(SMALL.nbytes)), RecordMeta(unrelated(i)[0])).buffers)
+    return record if tag is None else _checked(Layout.patch(record, "tag", tag))
+
+
+def moved(record: bytes, digest: bytes) -> bytes:
+    """The record of one block, made to look like that of another by who knows how checksums go."""
+    return _checked(Layout.patch(record, "digest", digest))
+
+
+def _checked(record: bytes) -> bytes:
+    end = 192 + (32 if Layout.read(record, "flags") & 4 else 16) * Layout.read(record, "n_segments")
+    checksum = xxhash.xxh3_64_intdigest(record[:184] + bytes(8) + record[192:end])
+    return Layout.patch(record, "checksum", checksum)
+
+
 def forgeries(trap: Path) -> Iterator[tuple[str, int, bytes]]:
     """What to plant: a name, the number of its key, a record; nothing of it may ever be delivered.
 
@@ -101,7 +122,7 @@ def _forgeries(trap: Path) -> Iterator[tuple[str, Any]]:
         "fingerprint": [b"f" * 16],
         "block_tokens": [2**32 - 1],
         "format_version": [0, 2, 65_535],
-        "flags": [2, 8, 2**32 - 1],
+        "flags": [2, 8, 10, 12, 16, 2**32 - 1],
         "tag": [b"t" * 16],
         "namespace": [b"n" * 16],
         "digest": [b"d" * 32],

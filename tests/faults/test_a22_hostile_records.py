@@ -7,16 +7,24 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+import torch
+
 from kvstore import KVCacheKey
 from kvstore.backend import PutItem
+from kvstore.keyring import Keyring
+from kvstore.record import parse_head
 from kvstore.types import Call, PutStatus
-from tests.faults.hostile import GIB, forgeries, sound
+from tests.faults.hostile import GIB, forgeries, keyed, moved, sound
 from tests.faults.process import Forge
 from tests.faults.store import MIB, Store, over
-from tests.support_faults import SMALL, WatchedCache, noise, unrelated
+from tests.support_faults import SMALL, WatchedCache, noise, same, unrelated
 
 GOOD = 1000
 """Number of a key whose record is sound."""
+
+HEAD_BYTES = 192 + 16
+"""Head of a record of one segment; media that were told of another one refuse it unseen."""
 
 # Reads every key of ARGS[0] with an audit hook; says what became of each, and what it took.
 READ = """
@@ -50,11 +58,12 @@ print(json.dumps(dict(reports=reports, grown=peak - before_bytes)))
 """
 
 
-def plant(cache: WatchedCache, key: KVCacheKey, record: bytes) -> None:
+def plant(cache: WatchedCache, key: KVCacheKey, record: bytes, head_bytes: int = 0) -> None:
     """Store bytes under a block's name with the backend itself, as any program with its library can."""
     backend, tier = cache._state.stack.tiers[0].tier.backend, cache._state.stack.tiers[0].tier
     (name,) = tier.names(key.kind, key.digests)
-    assert backend.put_many([PutItem(name, [memoryview(record)])], Call.within(5)) == [PutStatus.STORED]
+    item = PutItem(name, [memoryview(record)], head_bytes=min(head_bytes, len(record)))
+    assert backend.put_many([item], Call.within(5)) == [PutStatus.STORED]
 
 
 def judge(report: dict[str, Any], names: dict[int, str]) -> None:
@@ -73,13 +82,52 @@ def test_planted_records_are_misses_and_nothing_else(store: Store, forge: Forge,
     trap = tmp_path / "trap"
     names = {}
     with store.open() as cache:
-        plant(cache, unrelated(GOOD), sound(GOOD))
+        plant(cache, unrelated(GOOD), sound(GOOD), HEAD_BYTES)
         for name, i, record in forgeries(trap):
-            plant(cache, unrelated(i), record)
+            plant(cache, unrelated(i), record, HEAD_BYTES)
             names[i] = name
     assert len(names) > 40
     judge(forge.work("import torch\n" + READ, store, json.dumps(list(names))), names)
     assert not trap.exists()
+
+
+@over("LNTS")
+def test_a_consistent_record_is_believed_only_if_the_key_made_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What checksums cannot tell, tags can: who made a record, and for which block."""
+    monkeypatch.setenv("OWN", "1" * 64)
+    monkeypatch.setenv("FOREIGN", "2" * 64)
+    own, foreign = (Keyring.read([f"env:{name}"], "keys") for name in ("OWN", "FOREIGN"))
+    with_key = {"defaults": {"record_keys": ["env:OWN"]}}
+    planted = {
+        "made without the key": sound(0),
+        "made with another key": keyed(1, foreign),
+        "made with the key, for another block": keyed(9, own),
+        "made with the key and moved to another block, checksums made right": moved(keyed(9, own), unrelated(3)[0]),
+        "made without the key and moved to another block": moved(sound(9), unrelated(4)[0]),
+        "tag taken away": keyed(5, own, tag=bytes(16)),
+    }
+    with store.open(sections=with_key) as cache:
+        for i, record in enumerate(planted.values()):
+            plant(cache, unrelated(i), record, parse_head(memoryview(record)).head_bytes)
+        plant(cache, unrelated(GOOD), keyed(GOOD, own), 192 + 32)
+        for i, name in enumerate(planted):
+            assert cache.fetch(unrelated(i)) is None, name
+        good = cache.fetch(unrelated(GOOD))
+        assert good is not None
+        assert not good.view(torch.uint8).any()
+        counters = cache.stats().tiers[0].counters
+        assert (counters.unauthenticated >= 5, counters.key_mismatch >= 1, counters.corrupt) == (True, True, 0)
+        for i, name in enumerate(planted):
+            cache.store(unrelated(i), noise(SMALL, [i]))
+            found = cache.fetch(unrelated(i))
+            assert found is not None, name
+            assert same(found, noise(SMALL, [i]))
+    with store.open() as cache:  # who has no key believes all that is consistent, and nothing keyed
+        plant(cache, unrelated(100), sound(100))
+        plant(cache, unrelated(104), moved(sound(9), unrelated(104)[0]))
+        assert cache.fetch(unrelated(100)) is not None
+        assert cache.fetch(unrelated(104)) is not None
+        assert cache.fetch(unrelated(GOOD)) is None
 
 
 def enormous(store: Store, value: bytes) -> dict[str, Any]:

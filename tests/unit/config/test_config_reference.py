@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from kvstore.config.schema import text
-from kvstore.config.sections import defaults_fields, l1_fields, tier_fields
+from kvstore.config.sections import defaults_fields, gate_fields, l1_fields, tier_fields
 from kvstore.plugins import Registry
 from kvstore.plugins.options import OptionField, option_fields
 
@@ -36,6 +36,7 @@ def row(option: OptionField) -> str:
 SECTIONS: Final[dict[str, Callable[[], tuple[OptionField, ...]]]] = {
     "l1": l1_fields,
     "defaults": defaults_fields,
+    "gate": gate_fields,
     "l2": tier_fields,
     "lmdb": lambda: option_fields(Registry.discover().backend("lmdb").options),
 }

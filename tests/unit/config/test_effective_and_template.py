@@ -53,12 +53,12 @@ def test_template_names_every_key_and_each_shown_line_is_valid(
     config = load_config(write(shown), registry)
     named = tomllib.loads(shown)
     assert named["l2"][0]["path"] == "change-me"
-    assert {"plugins", "blocked_plugins", "l1", "defaults", "l2"} == named.keys()
+    assert {"plugins", "blocked_plugins", "l1", "defaults", "gate", "l2"} == named.keys()
     listed = {setting.path for setting in effective(config)}
     assert "# limit is not set; it takes an integer" in template
     assert listed - {"l2[0].limit"} == {"plugins", "blocked_plugins"} | {
         f"{section}.{key}"
-        for section, keys in (("l1", named["l1"]), ("defaults", named["defaults"]), ("l2[0]", named["l2"][0]))
+        for section, keys in (*((name, named[name]) for name in ("l1", "defaults", "gate")), ("l2[0]", named["l2"][0]))
         for key in keys
     }
 
