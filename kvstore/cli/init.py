@@ -9,6 +9,7 @@ from typing import Final
 from kvstore.cli.command import EXIT_OK, Command, Subcommands, add_command
 from kvstore.cli.output import print_json
 from kvstore.errors import ConfigError
+from kvstore.private_files import write_private_file
 
 DEFAULT_FILE: Final = "kvstore.toml"
 DEFAULT_STORE: Final = "~/.cache/llm-kvstore/store"
@@ -16,7 +17,8 @@ DEFAULT_STORE: Final = "~/.cache/llm-kvstore/store"
 _DESCRIPTION = """\
 Writes a TOML config with one tier behind the cache in memory. Every setting is in it with what it
 means and its default, commented out, so that you change what you want and see what you left. Opens
-no store and creates nothing but the file; an existing file is left alone unless you say --force."""
+no store and creates nothing but the file, which only you may read; an existing file is left alone
+unless you say --force."""
 
 
 def add_to(commands: Subcommands) -> None:
@@ -72,8 +74,7 @@ def _run(args: argparse.Namespace) -> int:
 
 def _write(path: Path, text: str, *, force: bool) -> None:
     try:
-        with path.open("w" if force else "x", encoding="utf-8") as file:
-            file.write(text)
+        write_private_file(path, text.encode(), replace=force)  # it may come to hold credentials
     except FileExistsError as e:
         msg = f"{path} exists and was left alone; say --force to replace it, or name another file"
         raise ConfigError(msg) from e

@@ -17,6 +17,7 @@ from kvstore.cli.demo.options import DemoOptions, options_of
 from kvstore.cli.demo.processes import run_phase
 from kvstore.cli.demo.store import empty_store
 from kvstore.cli.output import print_json
+from kvstore.private_files import make_private_directory
 
 Say = Callable[[str], None]
 
@@ -58,7 +59,7 @@ def _report(options: DemoOptions, outcome: Outcome) -> int:
     from kvstore.cli.demo.png import write_png
     from kvstore.cli.demo.text import report_lines
 
-    options.report.mkdir(parents=True, exist_ok=True)
+    make_private_directory(options.report)
     files = [write_html(outcome, options.report / "report.html")]
     files += write_png(outcome, options.report / "report.png")
     green = all(check.passed for check in outcome.checks())

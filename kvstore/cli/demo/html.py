@@ -10,6 +10,7 @@ from typing import Final
 from kvstore.cli.demo.facts import Outcome, Stored
 from kvstore.cli.demo.text import opening_note, setup_rows, time_rows
 from kvstore.cli.output import ratio, size
+from kvstore.private_files import write_private_file
 
 _STYLE: Final = """
 :root { color-scheme: light dark; --computed: #c2410c; --restored: #0f766e; --line: #8884; }
@@ -51,7 +52,7 @@ restored from disk by a new process, {first.computed_tokens:,} computed ({openin
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">
 <title>kvstore demo: {outcome.ratio:.1f}x</title><style>{_STYLE}</style></head><body>{body}</body></html>
 """
-    path.write_text(page, encoding="utf-8")
+    write_private_file(path, page.encode())
     return path
 
 

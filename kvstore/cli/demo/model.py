@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from kvstore.cli.demo.errors import DemoSetupError
 from kvstore.cli.demo.options import cache_folder
+from kvstore.private_files import make_private_directory
 
 if TYPE_CHECKING:
     import torch
@@ -98,7 +99,7 @@ def convert(source: ModelSource, folder: Path) -> None:
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_private_directory(folder.parent)
     partial = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
     try:
         where, name = str(source.gguf.parent), source.gguf.name

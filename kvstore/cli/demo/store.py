@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from kvstore.cli.demo.errors import DemoSetupError
+from kvstore.private_files import make_private_directory, open_private_file
 
 _MARKER: Final = ".kvstore-demo"
 _MARKER_TEXT: Final = "This folder belongs to `kvstore demo`, which empties it at every start.\n"
@@ -25,11 +27,12 @@ def empty_store(folder: Path) -> Iterator[Path]:
     """
     folder = folder.absolute()
     marker = folder / _MARKER
-    if folder.exists() and not marker.is_file() and (not folder.is_dir() or any(folder.iterdir())):
+    ours = marker.is_file() and not marker.is_symlink()
+    if folder.exists() and not ours and (not folder.is_dir() or any(folder.iterdir())):
         msg = f"{folder} was not made by `kvstore demo` and is not empty; nothing was deleted, give another --store"
         raise DemoSetupError(msg)
-    folder.mkdir(parents=True, exist_ok=True)
-    with marker.open("a", encoding="utf-8") as lock:
+    make_private_directory(folder)
+    with os.fdopen(open_private_file(marker), "r+", encoding="utf-8") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as e:

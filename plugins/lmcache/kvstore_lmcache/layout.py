@@ -112,7 +112,7 @@ class ChunkLayout:
             parts = tuple((str(name), tuple(int(n) for n in shape)) for name, shape in fields["parts"])
             layout = cls(parts, str(fields["fmt"]))
             known = layout.nbytes >= 0 and all(n >= 0 for _, shape in parts for n in shape)
-        except (ValueError, KeyError, TypeError, AttributeError) as e:
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as e:
             raise ValueError(f"{header[:40]!r}... is no chunk header") from e
         if not known:
             raise ValueError(f"{header[:40]!r}... is no chunk header: negative sizes")

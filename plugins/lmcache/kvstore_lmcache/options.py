@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 from kvstore.config.place import Place
@@ -35,7 +35,7 @@ class Options:
         put_timeout: Longest time that one store waits for its blocks to be written.
     """
 
-    config: ConfigOption = None
+    config: ConfigOption = field(default=None, repr=False)
     revision: str | None = option(None, doc="Fingerprint of the weights, instead of the one of the model's folder.")
     text_config: str | None = option(None, doc="Name of the model's configuration, instead of its fingerprint.")
     kv_scales: str | None = option(None, doc="Digest of the scales of 8-bit KV.")

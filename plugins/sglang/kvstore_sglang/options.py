@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Self
 
 from kvstore.errors import ConfigError
@@ -38,13 +38,13 @@ class Options:
         salt: Isolates everything this engine stores; SGLang's ``cache_salt`` isolates single requests.
     """
 
-    config: str | Mapping[str, Any] | None = None
+    config: str | Mapping[str, Any] | None = field(default=None, repr=False)
     model: str | None = None
     revision: str | None = None
     text_config: str | None = None
     kv_scales: str | None = None
     draft_revision: str | None = None
-    salt: str | None = None
+    salt: str | None = field(default=None, repr=False)
 
     @classmethod
     def read(cls, extra_config: Mapping[str, Any] | None) -> Self:
@@ -53,7 +53,7 @@ class Options:
         Raises:
             ConfigError: One of our keys has a value of another type.
         """
-        names = [field.name for field in fields(cls)]
+        names = [one.name for one in fields(cls)]
         values: dict[str, Any] = {}
         for name, value in (extra_config or {}).items():
             if name in names:

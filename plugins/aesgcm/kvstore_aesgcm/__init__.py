@@ -1,0 +1,1 @@
+"""Encryption at rest: AES-256-GCM around another codec."""
