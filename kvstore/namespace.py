@@ -165,7 +165,10 @@ class Namespace:
         Raises:
             ValueError: The text is not such JSON, or names fields that this version does not know.
         """
-        document = json.loads(text)
+        try:
+            document = json.loads(text)
+        except RecursionError:
+            raise ValueError("not a namespace document: it is nested without end") from None
         sections = (
             [document.get(name) for name in ("identity", "descriptive")] if isinstance(document, dict) else [None]
         )

@@ -158,6 +158,10 @@ class ObjectBackend(Backend):
         """Read the epoch, at most ``settings.epoch_age_s`` old."""
         return self._opened().epochs.get(namespace, bump=bump)
 
+    def description(self, namespace: bytes) -> bytes | None:
+        """Return the readable description that is kept for a namespace, for tools; None when there is none."""
+        return self._opened().epochs.description(namespace)
+
     def touch_many(self, names: Sequence[bytes]) -> None:
         """Note uses; :meth:`maintain` refreshes objects that are old enough for it."""
         self._opened().store.ages.used(names)
@@ -165,6 +169,10 @@ class ObjectBackend(Backend):
     def drop(self, name_prefix: bytes) -> None:
         """Note the prefix on the medium; :meth:`maintain` reclaims it bit by bit, also after a restart."""
         self._opened().drops.request(name_prefix)
+
+    def namespaces(self) -> list[bytes]:
+        """Read the descriptions beside the records."""
+        return self._opened().epochs.descriptions()
 
     def scan(self) -> Iterator[RecordInfo]:
         """List records by reading the index of every object."""

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
 import time
 from typing import Final
 
 from kvstore.errors import BackendPermissionError, NotSupportedError
-from kvstore.objects.naming import description_key, epoch_key
+from kvstore.objects.naming import DESCRIPTIONS, description_key, epoch_key
 from kvstore.objects.store import ObjectStore
 
 _EPOCH_BYTES: Final = 8
+_MAX_DESCRIPTION_BYTES: Final = 1 << 20  # one has about 1 KiB
+_MAX_DESCRIPTIONS: Final = 64  # a request each
 _NO_EPOCH: Final = bytes(_EPOCH_BYTES)  # where none can be kept: nothing was stored there, so any value will do
 
 
@@ -75,3 +78,33 @@ class Epochs:
         """Keep the readable description beside the records; an existing one stays."""
         key = description_key(namespace)
         self._store.medium.write(key, [text.encode()], self._store.call(), once=True, blocks=0)
+
+    def description(self, namespace: bytes) -> bytes | None:
+        """Read the description again; None when there is none, or one too long to be ours."""
+        body = self._store.medium.read(description_key(namespace), self._store.call())
+        if body is None:
+            return None
+        with body:
+            if body.nbytes > _MAX_DESCRIPTION_BYTES:
+                return None
+            text = bytearray(body.nbytes)
+            body.read_into(memoryview(text))
+        return bytes(text)
+
+    def descriptions(self) -> list[bytes]:
+        """Read the descriptions of all namespaces, up to a bound; an absent one is left out.
+
+        Raises:
+            BackendError: The medium failed.
+        """
+        call, found = self._store.call(), []
+        listed = self._store.medium.entries(DESCRIPTIONS, call)
+        for info in itertools.islice(listed, _MAX_DESCRIPTIONS):
+            body = self._store.medium.read(info.key, call) if info.nbytes <= _MAX_DESCRIPTION_BYTES else None
+            if body is None:
+                continue
+            with body:
+                text = bytearray(body.nbytes)
+                body.read_into(memoryview(text))
+            found.append(bytes(text))
+        return found

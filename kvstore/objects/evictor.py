@@ -103,15 +103,19 @@ class Evictor:
             ahead_bytes: What to free beyond that once something must be evicted.
 
         Returns:
-            Whether it fits now.
+            Whether it fitted at some moment meanwhile, though others may have taken the room since;
+            False when all was tried and nothing more can be evicted.
         """
         space = self._space
+        fitted = False
         with self._making_room, contextlib.suppress(BackendError):
             if space.excess(needed_bytes) > 0:
                 space.look_again()
-            if space.excess(needed_bytes) > 0:
+            fitted = space.excess(needed_bytes) <= 0
+            if not fitted:
                 self._evict_while(lambda _: space.excess(needed_bytes) + ahead_bytes)
-        return space.excess(needed_bytes) <= 0
+                fitted = space.excess(needed_bytes) <= 0
+        return fitted
 
     def free(self, wanted_bytes: int, rounds: int) -> bool:
         """Evict so many bytes from a medium that said it is full, whatever the counts say.

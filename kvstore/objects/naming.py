@@ -50,9 +50,12 @@ def epoch_key(namespace: bytes) -> str:
     return f"epochs/{namespace.hex()}"
 
 
+DESCRIPTIONS: Final = "namespaces/"
+
+
 def description_key(namespace: bytes) -> str:
     """Where a namespace's readable description lies."""
-    return f"namespaces/{namespace.hex()}.json"
+    return f"{DESCRIPTIONS}{namespace.hex()}.json"
 
 
 DROPS: Final = "drops/"

@@ -136,8 +136,8 @@ class Space:
             rounds = self.evictor.rounds
             if self._tally.begin(write, capacity - self._overhead_bytes()):
                 return
-            fits = self.evictor.make_room(write.charged, capacity // _AHEAD_PART)
-            if call.stop() or not (fits or self.evictor.rounds != rounds):
+            fitted = self.evictor.make_room(write.charged, capacity // _AHEAD_PART)
+            if call.stop() or not (fitted or self.evictor.rounds != rounds):
                 break
         msg = f"tier {self._store.context.tier!r}: {capacity} bytes are taken and nothing more can be evicted"
         raise BackendFullError(msg)

@@ -14,6 +14,7 @@ from kvstore.backend import Backend, BackendContext, Capability, PutItem, Receiv
 from kvstore.errors import BackendPermissionError, BackendUnavailableError, ClosedError, ConfigError
 from kvstore.types import Call, Presence, PutStatus, ReadStatus
 from kvstore_lmdb import kinship, notes
+from kvstore_lmdb.directory import read_descriptions
 from kvstore_lmdb.environment import Environment
 from kvstore_lmdb.errors import translate
 from kvstore_lmdb.reader import Reading, exists_many, scan
@@ -122,6 +123,18 @@ class LmdbBackend(Backend):
         """Note the prefix in the store; :meth:`maintain` reclaims it bit by bit, also after a restart."""
         if self._open_session().writable():
             self._run("dropping", lambda env: notes.request_drop(env, name_prefix))
+
+    def namespaces(self) -> list[bytes]:
+        """Read the descriptions in the directory.
+
+        Raises:
+            BackendUnavailableError: The directory cannot be read.
+        """
+        directory = self._open_session().directory
+        try:
+            return read_descriptions(directory)
+        except OSError as e:
+            raise BackendUnavailableError(f"{directory}: the descriptions of namespaces cannot be read: {e}") from e
 
     def scan(self) -> Iterator[RecordInfo]:
         """List records from the index; no transaction stays open between the items."""

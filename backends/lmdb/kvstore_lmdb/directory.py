@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 from kvstore.errors import BackendPermissionError, BackendUnavailableError, ConfigError
+from kvstore.private_files import make_private_directory, read_small_file
 
 _MOUNTS: Final = Path("/proc/self/mounts")
 _NETWORK: Final = frozenset(
@@ -20,6 +22,8 @@ _NETWORK: Final = frozenset(
         "quobyte", "wekafs",
     }
 )  # fmt: skip
+_MAX_DESCRIPTIONS: Final = 256
+_MAX_DESCRIPTION_BYTES: Final = 64 << 10  # one has about 1 KiB; what is larger is something else
 _FOREIGN_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
 
 
@@ -84,7 +88,7 @@ def check_file_system(path: Path, *, allow_network: bool, logger: logging.Logger
 
 
 def prepare(path: Path, logger: logging.Logger, *, backend: str = "lmdb") -> None:
-    """Create the directory with mode 0700, or look at who else may write to it.
+    """Create the directory, and missing ones above it, with mode 0700, or look at who else may write to it.
 
     Args:
         path: The directory.
@@ -95,24 +99,36 @@ def prepare(path: Path, logger: logging.Logger, *, backend: str = "lmdb") -> Non
         BackendUnavailableError: Something else is there.
         OSError: It cannot be created.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
+    if make_private_directory(path):
+        for above in path.parents:
+            with contextlib.suppress(OSError):  # not ours to sync; the directory is there all the same
+                sync_directory(above)
+        return
+    found = path.stat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise BackendUnavailableError(
+            f"backend {backend!r}, option 'path': {path} is not a directory; name one that is or does not exist yet"
+        )
+    if found.st_mode & _FOREIGN_WRITE or found.st_uid != os.geteuid():
+        logger.warning(
+            "%s belongs to uid %d and has mode %04o: others can replace stored records; chmod 0700 it",
+            path,
+            found.st_uid,
+            stat.S_IMODE(found.st_mode),
+        )
+
+
+def sync_directory(path: Path) -> None:
+    """Make the names in a directory survive a power cut: syncing a file is about its bytes alone.
+
+    Raises:
+        OSError: The medium failed.
+    """
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
-        path.mkdir(mode=0o700)
-    except FileExistsError:
-        found = path.stat()
-        if not stat.S_ISDIR(found.st_mode):
-            raise BackendUnavailableError(
-                f"backend {backend!r}, option 'path': {path} is not a directory; name one that is or does not exist yet"
-            ) from None
-        if found.st_mode & _FOREIGN_WRITE or found.st_uid != os.geteuid():
-            logger.warning(
-                "%s belongs to uid %d and has mode %04o: others can replace stored records; chmod 0700 it",
-                path,
-                found.st_uid,
-                stat.S_IMODE(found.st_mode),
-            )
-    else:
-        path.chmod(0o700)  # whatever the umask says
+        os.fsync(fd)
+    finally:
+        os.close(fd)
 
 
 def regular_file(path: Path) -> os.stat_result | None:
@@ -143,7 +159,7 @@ def describe_namespace(path: Path, namespace: bytes, text: str) -> None:
     if folder.is_symlink():
         raise OSError(f"{folder} is a symbolic link")
     target = folder / f"{namespace.hex()}.json"
-    if target.is_file() and not target.is_symlink() and target.read_text(encoding="utf-8") == text:
+    if read_small_file(target, _MAX_DESCRIPTION_BYTES) == text.encode():
         return
     handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=folder)  # mode 0600, O_EXCL
     try:
@@ -153,3 +169,23 @@ def describe_namespace(path: Path, namespace: bytes, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def read_descriptions(path: Path) -> list[bytes]:
+    """Return what :func:`describe_namespace` wrote for each namespace, in no order; links are not followed."""
+    folder = path / "namespaces"
+    if folder.is_symlink() or not folder.is_dir():
+        return []
+    found = []
+    for name in sorted(os.listdir(folder))[:_MAX_DESCRIPTIONS]:  # noqa: PTH208 - names alone
+        if name.startswith(".") or not name.endswith(".json"):
+            continue
+        try:
+            fd = os.open(folder / name, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except OSError:
+            continue
+        with os.fdopen(fd, "rb") as file:
+            text = file.read(_MAX_DESCRIPTION_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
+        if text and len(text) <= _MAX_DESCRIPTION_BYTES:
+            found.append(text)
+    return found

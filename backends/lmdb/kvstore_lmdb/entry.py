@@ -13,6 +13,7 @@ _ENTRY: Final = struct.Struct(">QIIhQ")  # store format 2; the parent's name fol
 _HEAD: Final = struct.Struct("<4sHHIH")  # magic, format version, header length, flags, codec
 _MAGIC: Final = b"KVB\x01"
 SEQUENCE_BYTES: Final = 8
+_MAX_U64: Final = (1 << 64) - 1
 MAX_RECORD_BYTES: Final = (1 << 32) - 1  # liblmdb's own limit of a value
 MAX_PARENT_BYTES: Final = 255  # longest name that the contract promises; with a prefix it is a key, too
 
@@ -52,19 +53,25 @@ class Entry:
 
     @classmethod
     def parse(cls, data: bytes | memoryview) -> Entry:
-        """Read what :meth:`pack` wrote, in this or an older store format."""
+        """Read what :meth:`pack` wrote, in this or an older store format.
+
+        A line that no store format has is one of an empty record, so that it can be evicted.
+        """
         if len(data) < _ENTRY.size:
-            return cls(*_ENTRY_1.unpack(data))
+            return cls(*_ENTRY_1.unpack(data)) if len(data) == _ENTRY_1.size else cls(0, 0, 0, -1)
         sequence, nbytes, head_bytes, codec_id, children_bytes = _ENTRY.unpack_from(data)
-        return cls(sequence, nbytes, head_bytes, codec_id, children_bytes, bytes(data[_ENTRY.size :]))
+        parent = bytes(data[_ENTRY.size :]) if len(data) <= _ENTRY.size + MAX_PARENT_BYTES else b""
+        return cls(sequence, nbytes, head_bytes, codec_id, children_bytes, parent)
 
     def pack(self, *, children_bytes: int) -> bytes:
         """Return the line for the index."""
-        return _ENTRY.pack(self.sequence, self.nbytes, self.head_bytes, self.codec_id, children_bytes) + self.parent
+        counted = min(children_bytes, _MAX_U64)
+        return _ENTRY.pack(self.sequence, self.nbytes, self.head_bytes, self.codec_id, counted) + self.parent
 
     def info(self, name: bytes) -> RecordInfo:
         """Return the public description."""
-        return RecordInfo(name, self.head_bytes, self.nbytes - self.head_bytes, self.codec_id, self.sequence / 1e6)
+        head_bytes = min(self.head_bytes, self.nbytes)
+        return RecordInfo(name, head_bytes, self.nbytes - head_bytes, self.codec_id, self.sequence / 1e6)
 
 
 def refreshed(line: bytes, sequence: int) -> bytes:

@@ -186,6 +186,7 @@ def _check_ours(env: lmdb.Environment, directory: Path) -> None:
 def _make(opened: GuardedEnvironment) -> Environment:
     try:
         _check_ours(opened.env, opened.data.parent)
+        opened.env.open_db(NOTES, create=not opened.read_only)  # first: from now on a kill leaves what is ours
         handles = [opened.env.open_db(name, create=not opened.read_only) for name in TREES]
     except BaseException:
         close_guarded(opened)

@@ -22,7 +22,8 @@ import lmdb
 from kvstore.errors import BackendPermissionError, BackendUnavailableError, ConfigError
 from kvstore_lmdb import format as lmdb_format
 from kvstore_lmdb.check import FileCheck, UndecidedError
-from kvstore_lmdb.directory import regular_file
+from kvstore_lmdb.directory import regular_file, sync_directory
+from kvstore_lmdb.disk_blocks import extend
 from kvstore_lmdb.errors import is_damage
 from kvstore_lmdb.format import DamagedError, Meta, read_meta
 from kvstore_lmdb.quarantine import set_aside
@@ -34,6 +35,8 @@ _DOOR_S: Final = 5.0  # longest wait for another process that opens or closes
 _LEAVE_S: Final = 1.0
 _SHORT_CHECK_S: Final = 1.5  # after kill -9 the kernel still holds every write: a sample is enough
 _LONG_CHECK_S: Final = 3.5  # open stays within 5 s; about 1M records
+_CUT_FACTOR: Final = 16  # a file cut to less than that part of itself, and by more than ...
+_CUT_BYTES: Final = 1 << 30  # ... that, is not worth the memory and the disk space of giving it back its length
 _READER_BYTES: Final = 64  # a cache line per reader
 _TABLE_HEAD_BYTES: Final = 1024  # header and mutexes, generously: a longer file only means more slots
 _ENGINE: Final[dict[str, Any]] = {"lib_version": 0} if int(lmdb.__version__.split(".")[0]) >= 3 else {}
@@ -172,6 +175,9 @@ def _open(
         _reserve_lock_file(directory / LOCK_NAME, settings)
         env = _map(directory, settings, None)
     try:
+        env.reader_check()  # killed processes keep their slots, and whoever opens needs one
+        if meta is None and settings.durability == "durable" and not settings.read_only:
+            sync_directory(directory)  # the names of the new files
         if state is not None:
             if not settings.read_only and (alone or prior is None or prior.phase == "clean"):
                 state.write(State("open", boot_id(), settings.durability))
@@ -197,7 +203,7 @@ def _reserve_lock_file(lock: Path, settings: GuardSettings) -> None:
             return  # liblmdb does without the table there
         raise
     try:
-        os.posix_fallocate(fd, 0, max(wanted, os.fstat(fd).st_size))
+        extend(fd, wanted)
     finally:
         os.close(fd)
 
@@ -297,21 +303,23 @@ class _Vet:
         fd = self._descriptor()
         try:
             meta = read_meta(fd)
+            if meta.file_bytes > _CUT_FACTOR * found.st_size + _CUT_BYTES:
+                raise DamagedError(f"it claims {meta.file_bytes} bytes, of which {found.st_size} are there")
             if walk:
                 self._walk(fd, meta)
             if found.st_size < meta.file_bytes:
                 if self._read_only:
                     raise DamagedError(f"{found.st_size} bytes of {meta.file_bytes} are left")
-                self._lengthen(found.st_size, meta.file_bytes)
+                self._lengthen(meta.file_bytes)
             return meta
         finally:
             os.close(fd)
 
-    def _lengthen(self, now_bytes: int, wanted_bytes: int) -> None:
+    def _lengthen(self, wanted_bytes: int) -> None:
         """Restore the length with zeros, which the records' own checksums tell; blocks, not a hole."""
         fd = os.open(self._data, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW)
         try:
-            os.posix_fallocate(fd, now_bytes, wanted_bytes - now_bytes)
+            extend(fd, wanted_bytes)
         finally:
             os.close(fd)
 

@@ -93,11 +93,15 @@ class Space:
         """Whether a record can be stored at all."""
         return self.pages(nbytes) <= int(self._limits.capacity * EVICT_AT) - 8
 
+    def excess(self, live: int, pages: int) -> int:
+        """Pages above the threshold if ``pages`` come to ``live``; without an excess nothing is evicted."""
+        return live + pages - int(self._limits.capacity * EVICT_AT)
+
     def make_room(self, live: int, pages: int) -> None:
         """Evict, oldest use first, until ``pages`` more than ``live`` stay below the threshold."""
-        capacity = self._limits.capacity
-        excess = live + pages - int(capacity * EVICT_AT)
+        excess = self.excess(live, pages)
         if excess > 0:
+            capacity = self._limits.capacity
             ahead = max(int(capacity * _AHEAD), 2 * pages)
             self.evict(excess + min(ahead, _TXN_PAGES, capacity // 16))
 

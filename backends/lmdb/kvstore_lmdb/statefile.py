@@ -146,7 +146,7 @@ class StateFile:
             if found.pop("version") != _VERSION:
                 return None
             return State(**found)
-        except (ValueError, TypeError, AttributeError, KeyError):
+        except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
             return None
 
     def write(self, state: State) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import struct
 import threading
@@ -68,7 +69,8 @@ class Writer:
         self.space: Final = Space(environment, capacity_bytes)
         self._bound: Final = FileBound(environment, self.space)
         self._staging: Final = Staging()
-        self._touched: dict[bytes, None] = {}
+        self._touched: dict[bytes, int] = {}  # name -> sequence number that its use has earned
+        self._newest_use = 0
         self._vanished: set[bytes] = set()
         self._touch_lock: Final = threading.Lock()
 
@@ -147,6 +149,8 @@ class Writer:
         if again:
             self.space.evict_for_now(2 * pages)
         else:
+            if self.space.excess(live, pages) > 0:  # what was used shall not go: a put touches the head that is there
+                self._flush_touches(newest=True)
             self.space.make_room(live, pages)
         if not pages or not self._bound.near(pages):
             batch.settle(self._commit(batch, batch.waiting))
@@ -164,6 +168,8 @@ class Writer:
         results: dict[int, PutStatus] = {}
         with self._env.begin(write=True) as txn:
             live = self.space.measure(txn)
+            if not self._bound.spent():
+                self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT))
             sequence = self._next_sequence(txn)
             kinship = Kinship(self.environment, txn)
             for i in chosen:
@@ -181,8 +187,8 @@ class Writer:
                     results[i] = PutStatus.STORED
                 sequence += 1
             kinship.settle()
-            if not self._bound.spent():
-                self._apply_touches(txn, self._take_touches(_TOUCHES_WITH_PUT), sequence)
+        with self._touch_lock:  # a clock that was set back must not make later uses older than these records
+            self._newest_use = max(self._newest_use, sequence - 1)
         return results
 
     def _store(self, txn: Transaction, item: PutItem, entry: Entry, children_bytes: int) -> None:
@@ -195,10 +201,13 @@ class Writer:
         found = txn.get(name, db=self._trees.index)
         if found is None or not self._has_record(txn, name):
             return False
-        txn.delete(sequence_key(sequence_of(found)), db=self._trees.recency)
-        txn.put(sequence_key(sequence), name, append=True, db=self._trees.recency)
-        txn.put(name, refreshed(found, sequence), db=self._trees.index)
+        self._renumber(txn, name, found, sequence)
         return True
+
+    def _renumber(self, txn: Transaction, name: bytes, line: bytes, sequence: int) -> None:
+        txn.delete(sequence_key(sequence_of(line)), db=self._trees.recency)
+        txn.put(sequence_key(sequence), name, db=self._trees.recency)
+        txn.put(name, refreshed(line, sequence), db=self._trees.index)
 
     def _has_record(self, txn: Transaction, name: bytes) -> bool:
         """Whether the record itself is there; touches no page of its payload."""
@@ -212,25 +221,38 @@ class Writer:
         return max(last + 1, time.time_ns() // 1000)
 
     def touch(self, names: Sequence[bytes]) -> None:
-        """Queue uses, least valuable first; the oldest queued ones are lost when there are too many."""
+        """Queue uses, least valuable first; the oldest queued ones are lost when there are too many.
+
+        A use keeps the time at which it happened, however long it waits: it must not make its record
+        younger than what was stored in between.
+        """
         with self._touch_lock:
             for name in names:
+                self._newest_use = max(self._newest_use + 1, time.time_ns() // 1000)
                 self._touched.pop(name, None)
-                self._touched[name] = None
+                self._touched[name] = self._newest_use
             while len(self._touched) > _TOUCHES_KEPT:
                 del self._touched[next(iter(self._touched))]
 
-    def _take_touches(self, most: int) -> list[bytes]:
+    def _take_touches(self, most: int, *, newest: bool = False) -> list[tuple[bytes, int]]:
         with self._touch_lock:
-            names = list(self._touched)[:most]
-            for name in names:
+            queued = self._touched.items()
+            touches = list(itertools.islice(reversed(queued) if newest else queued, most))
+            for name, _ in touches:
                 del self._touched[name]
-        return names
+        return touches
 
-    def _apply_touches(self, txn: Transaction, names: Sequence[bytes], sequence: int) -> None:
-        for name in names:
-            if self._refresh(txn, name, sequence):
-                sequence += 1
+    def _apply_touches(self, txn: Transaction, touches: Sequence[tuple[bytes, int]]) -> None:
+        """Give each record the number that its use has earned, unless it has a higher one by now."""
+        with txn.cursor(db=self._trees.recency) as taken:
+            for name, sequence in touches:
+                found = txn.get(name, db=self._trees.index)
+                if found is None or sequence_of(found) >= sequence or not self._has_record(txn, name):
+                    continue
+                free = sequence
+                while taken.set_key(sequence_key(free)):  # another process had the same microsecond
+                    free += 1
+                self._renumber(txn, name, found, free)
 
     def note_vanished(self, names: Sequence[bytes]) -> None:
         """Queue lines of the index whose records are gone; :meth:`tidy` takes them away."""
@@ -242,7 +264,8 @@ class Writer:
         with self._touch_lock:
             vanished = [self._vanished.pop() for _ in range(min(len(self._vanished), _DROP_RECORDS))]
         if not vanished:
-            return self._flush_touches()
+            with self.environment.write_lock:
+                return self._flush_touches()
         with self.environment.write_lock, self._env.begin(write=True) as txn:
             kinship = Kinship(self.environment, txn)
             for name in vanished:
@@ -251,13 +274,16 @@ class Writer:
             kinship.settle()
         return True
 
-    def _flush_touches(self) -> bool:
-        """Write one portion of queued uses; False when none is left, or no page to spare for them."""
-        names = self._take_touches(_TOUCHES_ALONE)
-        if not names or self._bound.spent():
+    def _flush_touches(self, *, newest: bool = False) -> bool:
+        """Write one portion of queued uses; False when none is left, or no page to spare for them.
+
+        The caller holds the write lock.
+        """
+        touches = self._take_touches(_TOUCHES_ALONE, newest=newest)
+        if not touches or self._bound.spent():
             return False
-        with self.environment.write_lock, self._env.begin(write=True) as txn:
-            self._apply_touches(txn, names, self._next_sequence(txn))
+        with self._env.begin(write=True) as txn:
+            self._apply_touches(txn, touches)
         return True
 
     def delete_many(self, names: Sequence[bytes], call: Call) -> int:

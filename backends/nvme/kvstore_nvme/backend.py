@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import ClassVar, Final, TypeVar
 
 import lmdb
+from kvstore_lmdb.directory import read_descriptions
 
 from kvstore.backend import Backend, BackendContext, Capability, Place, PutItem, Receive, RecordInfo, Usage
 from kvstore.errors import BackendPermissionError, BackendUnavailableError, ClosedError, ConfigError
@@ -153,6 +154,18 @@ class NvmeBackend(Backend):
                     store.index.request_drop(txn, name_prefix)
 
             self._run("dropping", request)
+
+    def namespaces(self) -> list[bytes]:
+        """Read the descriptions in the directory.
+
+        Raises:
+            BackendUnavailableError: The directory cannot be read.
+        """
+        directory = self._open_session().directory
+        try:
+            return read_descriptions(directory)
+        except OSError as e:
+            raise BackendUnavailableError(f"{directory}: the descriptions of namespaces cannot be read: {e}") from e
 
     def scan(self) -> Iterator[RecordInfo]:
         """List records from the index; no transaction stays open between the items."""

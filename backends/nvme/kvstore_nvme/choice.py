@@ -91,6 +91,10 @@ class ChosenLayout(Backend):
         """See the layout."""
         self._opened.drop(name_prefix)
 
+    def namespaces(self) -> list[bytes]:
+        """See the layout."""
+        return self._opened.namespaces()
+
     def scan(self) -> Iterator[RecordInfo]:
         """See the layout."""
         return self._opened.scan()

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Final
 
+from kvstore_lmdb.directory import sync_directory
 from xxhash import xxh3_64_digest
 
 EPOCHS_NAME: Final = "kvstore.epochs"
@@ -49,6 +50,8 @@ def save_epoch(directory: Path, namespace: bytes, epoch: bytes) -> None:
             pair = namespace + epoch
             os.pwrite(fd, pair + xxh3_64_digest(pair), at)
             os.fsync(fd)
+            if not lines:
+                sync_directory(directory)  # the file is new
     finally:
         os.close(fd)
 

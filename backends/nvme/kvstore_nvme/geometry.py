@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Final
 
-from kvstore_lmdb.directory import regular_file
+from kvstore_lmdb.directory import regular_file, sync_directory
 
 from kvstore.errors import BackendUnavailableError, ConfigError
 from kvstore_nvme.slot import PAGE_BYTES
@@ -33,6 +33,7 @@ _SEGMENTS: Final = 64  # files at most, so that a store needs few descriptors
 _INDEX_LEAST: Final = 1 << 20
 _RECORD_INDEX_BYTES: Final = 600  # 250 bytes live a record; copy-on-write needs as much again, and slack
 _MAX_ANCHOR_BYTES: Final = 4096
+_MOST_REGIONS: Final = 1 << 32  # the index numbers regions by u32
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,10 @@ def read_anchor(directory: Path) -> Geometry | None:
         found = json.loads(text)
         version = found.pop("format")
         geometry = Geometry(**found)
-        sound = MIN_REGION_BYTES <= geometry.region_bytes <= MAX_REGION_BYTES and geometry.segment_regions >= 1
-        sound = sound and geometry.region_bytes % PAGE_BYTES == 0
-    except (ValueError, TypeError, AttributeError, KeyError):
+        sound = type(geometry.region_bytes) is int and type(geometry.segment_regions) is int
+        sound = sound and MIN_REGION_BYTES <= geometry.region_bytes <= MAX_REGION_BYTES
+        sound = sound and 1 <= geometry.segment_regions <= _MOST_REGIONS and geometry.region_bytes % PAGE_BYTES == 0
+    except (ValueError, TypeError, AttributeError, KeyError, RecursionError):
         return None
     if version != FORMAT_VERSION:
         raise BackendUnavailableError(
@@ -157,3 +159,4 @@ def write_anchor(directory: Path, geometry: Geometry) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
+    sync_directory(directory)

@@ -12,6 +12,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
+from kvstore_lmdb.directory import sync_directory
+
 from kvstore.errors import BackendPermissionError
 from kvstore_nvme.geometry import Geometry
 from kvstore_nvme.slot import PAGE_BYTES
@@ -60,6 +62,7 @@ class Segments:
         self._lock: Final = threading.Lock()
         self._files: dict[tuple[int, bool], int] = {}
         self._retired: list[int] = []
+        self._named: set[int] = set()  # segments whose names were brought to the medium
 
     @property
     def align(self) -> int:
@@ -101,7 +104,10 @@ class Segments:
         before = os.fstat(fd).st_size
         try:
             os.posix_fallocate(fd, start, self.geometry.region_bytes)
-        except OSError:
+        except OSError as e:
+            if e.errno in {errno.EOPNOTSUPP, errno.ENOSYS}:  # then a lack of room shows when it is written
+                os.ftruncate(fd, max(before, start + self.geometry.region_bytes))
+                return
             os.ftruncate(fd, before)  # some file systems keep what they found before the end
             raise
 
@@ -138,7 +144,11 @@ class Segments:
 
     def sync(self, region: int) -> None:
         """Bring a region's file to the medium."""
-        os.fdatasync(self._descriptor(self.geometry.place(region)[0], direct=self.direct))
+        number = self.geometry.place(region)[0]
+        os.fdatasync(self._descriptor(number, direct=self.direct))
+        if number not in self._named:
+            sync_directory(self.directory)  # else a power cut may leave a new file without its name
+            self._named.add(number)
 
     def forget_replaced(self) -> None:
         """Close descriptors whose file is not the one under its name any more."""
@@ -166,6 +176,7 @@ class Segments:
         with self._lock:
             for key in [k for k in self._files if k[0] == number]:
                 self._retired.append(self._files.pop(key))
+            self._named.discard(number)
 
     def _descriptor(self, number: int, *, direct: bool, create: bool = False) -> int:
         fd = self._files.get((number, direct))

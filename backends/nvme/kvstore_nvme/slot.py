@@ -32,6 +32,7 @@ _CHECKSUM: Final = struct.Struct("<Q")
 _NAME_AT: Final = _HEADER.size + _CHECKSUM.size
 _RECORD_HEAD: Final = struct.Struct("<4sHHIH")  # magic, format version, header length, flags, codec
 _RECORD_MAGIC: Final = b"KVB\x01"
+_NEVER: Final = 1 << 63  # the clock of sequences and generations goes on from the largest one found
 
 
 @dataclass(slots=True)
@@ -97,6 +98,9 @@ class Slot:
         if _CHECKSUM.unpack_from(page, _HEADER.size)[0] != xxh3_64_intdigest(bytes(page[: _HEADER.size]) + name):
             return None
         sound = 1 <= name_bytes <= MAX_NAME_BYTES and not flags and front <= min(nbytes, room_of(name_bytes))
+        # What the index can hold, so that no slot, however it came about, stops a scan.
+        sound = sound and head <= nbytes < 1 << 32 and -1 <= codec < 1 << 15
+        sound = sound and generation < _NEVER and sequence < _NEVER
         return cls(name, nbytes, head, front, generation, sequence, parent, codec) if sound else None
 
 

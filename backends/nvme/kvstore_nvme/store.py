@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
+import lmdb
 from kvstore_lmdb.gate import Gate
 from kvstore_lmdb.guard import GuardedEnvironment, close_guarded
 
@@ -93,8 +94,12 @@ class Store:
             self.gate.leave()
 
     def reading(self) -> Any:
-        """Begin a read transaction."""
-        return self.env.begin()
+        """Begin a read transaction; frees the slots of dead readers when none is left."""
+        try:
+            return self.env.begin()
+        except lmdb.ReadersFullError:
+            self.env.reader_check()
+            return self.env.begin()
 
     def writing(self) -> Any:
         """Begin a write transaction; waits for the other writers of all processes."""

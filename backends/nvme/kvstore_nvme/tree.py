@@ -18,6 +18,7 @@ from kvstore.errors import (
 from kvstore.objects.backend import ObjectBackend
 from kvstore.objects.medium import ObjectMedium
 from kvstore.objects.settings import ObjectSettings
+from kvstore.private_files import make_private_directory
 from kvstore.types import Call
 from kvstore_nvme.options import NvmeOptions
 from kvstore_nvme.tree_errors import translate
@@ -60,7 +61,7 @@ class TreeBackend(ObjectBackend):
         root = _resolve(_options(context).path)
         try:
             if not context.read_only:
-                root.mkdir(mode=0o700, parents=True, exist_ok=True)
+                make_private_directory(root)
             _check(root)
             _note_strangers(root, context.logger)
         except FileExistsError as e:
@@ -108,15 +109,19 @@ def _check_format(medium: TreeMedium, context: BackendContext) -> None:
     body = medium.read(FORMAT_KEY, call)
     if body is None and context.read_only:
         raise BackendUnavailableError(f"{medium.root} holds no tree; it cannot be opened read-only")
-    if body is None:
-        try:
-            medium.write(FORMAT_KEY, [_FORMAT], call, once=True, blocks=0)
-        except NotSupportedError as e:
-            raise BackendPermissionError(f"{medium.root} is read-only and holds no tree yet") from e
+    found = bytearray()
+    if body is not None:
+        with body:
+            found = bytearray(min(body.nbytes, 64))
+            body.read_into(memoryview(found))
+    if bytes(found) == _FORMAT:
         return
-    with body:
-        found = bytearray(min(body.nbytes, 64))
-        body.read_into(memoryview(found))
-    if bytes(found) != _FORMAT:
+    if not _FORMAT.startswith(found.rstrip(b"\0")):
         msg = f"{medium.root} has the mark {bytes(found)!r}; this kvstore reads {_FORMAT!r}: upgrade it"
         raise BackendUnavailableError(msg)
+    if context.read_only:
+        return
+    try:  # there is none, or a power cut left a part of it
+        medium.write(FORMAT_KEY, [_FORMAT], call, once=body is None, blocks=0)
+    except NotSupportedError as e:
+        raise BackendPermissionError(f"{medium.root} is read-only and holds no tree yet") from e

@@ -27,6 +27,7 @@ CREDENTIAL_FAILURES: Final = (
     OSError,
     RuntimeError,  # what botocore raises when the renewed ones have expired too
 )
+_BESIDES: Final = 4  # connections for listings and deletions, which go through boto3 beside the objects
 _RENEW_EVERY_S: Final = 5.0  # a token that is expired for good must not cost a new session a request
 
 
@@ -173,7 +174,7 @@ def _config(options: S3Options) -> Config:
     return Config(
         connect_timeout=options.connect_timeout,
         read_timeout=options.read_timeout,
-        max_pool_connections=options.connections,
+        max_pool_connections=options.connections + _BESIDES,
         # tries are counted here, within the call's deadline; botocore waits up to 20 s between its own
         retries={"total_max_attempts": 1, "mode": "standard"},
         s3=s3,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, ClassVar, Final, TypeVar
 
 import botocore.exceptions  # type: ignore[import-untyped]
@@ -51,7 +53,10 @@ def ask(access: Access, request: Callable[[Any], T]) -> T:
 
 
 class BotoPath(DataPath):
-    """The three verbs through boto3."""
+    """The three verbs through boto3, no more requests at once than there are connections.
+
+    Beyond those, urllib3 would make a connection for each request and throw it away.
+    """
 
     name: ClassVar[str] = "boto3"
 
@@ -64,44 +69,63 @@ class BotoPath(DataPath):
             "SSEKMSKeyId": options.sse_kms_key_id,
         }
         self._extra: Final = {name: value for name, value in extra.items() if value is not None}
+        self._free: Final = threading.Semaphore(options.connections)
+
+    def _take(self, call: Call) -> None:
+        """Wait for a connection; pair with a release."""
+        if not self._free.acquire(timeout=max(0.0, call.remaining())):
+            raise S3Error(Trouble.TIMEOUT, "all connections stayed in use until the deadline")
+
+    @contextlib.contextmanager
+    def _connection(self, call: Call) -> Iterator[None]:
+        self._take(call)
+        try:
+            yield
+        finally:
+            self._free.release()
 
     def get(self, key: str, span: Span, call: Call, *, etag: str = "") -> Stream | None:
         """Open a range; a silent server is given up after ``read_timeout``, which boto3 fixes for a client's life."""
         wanted = {"Range": span.header} if span.header else {}
         if etag:
             wanted["IfMatch"] = etag
+        self._take(call)
         try:
             answer = ask(self._access, lambda s3: s3.get_object(Bucket=self._bucket, Key=key, **wanted))
-        except S3Error as e:
+            body = answer["Body"]
+            try:
+                return _BotoStream(body, _headers(answer), span, call, self._free.release)
+            except BaseException:
+                body.close()
+                raise
+        except BaseException as e:
+            self._free.release()
+            if not isinstance(e, S3Error):
+                raise
             if e.status == 404 and e.trouble is not Trouble.CONFIG:
                 return None
             if e.status == 416:  # the range begins behind the end
                 return EmptyStream()
             raise
-        body = answer["Body"]
-        try:
-            return _BotoStream(body, _headers(answer), span, call)
-        except BaseException:
-            body.close()
-            raise
 
-    def put(self, key: str, put: Put, call: Call) -> bool:  # noqa: ARG002 - boto3 takes no deadline for one request
+    def put(self, key: str, put: Put, call: Call) -> bool:
         """Write an object; boto3 wants the body in one piece, which costs a copy."""
         condition = {"IfNoneMatch": "*"} if put.once else {}
         body = put.buffers[0] if len(put.buffers) == 1 and isinstance(put.buffers[0], bytes) else b"".join(put.buffers)
         try:
-            answer = ask(
-                self._access,
-                lambda s3: s3.put_object(
-                    Bucket=self._bucket,
-                    Key=key,
-                    Body=body,
-                    ContentType=CONTENT_TYPE,
-                    Metadata={BLOCKS_METADATA: str(put.blocks)},
-                    **condition,
-                    **self._extra,
-                ),
-            )
+            with self._connection(call):
+                answer = ask(
+                    self._access,
+                    lambda s3: s3.put_object(
+                        Bucket=self._bucket,
+                        Key=key,
+                        Body=body,
+                        ContentType=CONTENT_TYPE,
+                        Metadata={BLOCKS_METADATA: str(put.blocks)},
+                        **condition,
+                        **self._extra,
+                    ),
+                )
         except S3Error as e:
             if put.once and e.status in {409, 412}:
                 return False
@@ -110,10 +134,11 @@ class BotoPath(DataPath):
             refuse_page(_headers(answer))
         return True
 
-    def head(self, key: str, call: Call) -> ObjectInfo | None:  # noqa: ARG002 - as for put
+    def head(self, key: str, call: Call) -> ObjectInfo | None:
         """Look at an object."""
         try:
-            answer = ask(self._access, lambda s3: s3.head_object(Bucket=self._bucket, Key=key))
+            with self._connection(call):
+                answer = ask(self._access, lambda s3: s3.head_object(Bucket=self._bucket, Key=key))
         except S3Error as e:
             if e.status == 404:
                 return None
@@ -123,10 +148,15 @@ class BotoPath(DataPath):
 
 
 class _BotoStream(Stream):
-    """Reads urllib3's response piece by piece, so that the deadline is looked at between pieces."""
+    """Reads urllib3's response piece by piece, so that the deadline is looked at between pieces.
 
-    def __init__(self, body: Any, headers: dict[str, str], span: Span, call: Call) -> None:
+    Args:
+        release: Called once, when the stream is closed.
+    """
+
+    def __init__(self, body: Any, headers: dict[str, str], span: Span, call: Call, release: Callable[[], None]) -> None:
         self.headers = headers
+        self._release: Callable[[], None] | None = release
         length = headers.get("content-length", "")
         if not length.isdecimal():
             raise S3Error(Trouble.FOREIGN, "an answer came without its length")
@@ -142,7 +172,7 @@ class _BotoStream(Stream):
                 raise S3Error(Trouble.BODY, "the body ended before the bytes that were asked for")
             skip -= got
 
-    def read_some(self, view: memoryview, call: Call) -> int:  # noqa: ARG002 - as for put
+    def read_some(self, view: memoryview, call: Call) -> int:  # noqa: ARG002 - boto3 takes no deadline for one read
         try:
             piece = self._read1(min(view.nbytes, _PIECE_BYTES))
         except urllib3.exceptions.ReadTimeoutError as e:
@@ -155,7 +185,12 @@ class _BotoStream(Stream):
         return len(piece)
 
     def close(self) -> None:
-        self._body.close()
+        release, self._release = self._release, None
+        try:
+            self._body.close()
+        finally:
+            if release is not None:
+                release()
 
 
 def _headers(answer: dict[str, Any]) -> dict[str, str]:

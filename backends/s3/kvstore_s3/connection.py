@@ -23,6 +23,7 @@ _MAX_GATHER: Final = 512  # half of Linux's IOV_MAX
 _READ_AHEAD_BYTES: Final = 2048  # shorter reads go through the scratch buffer, which saves system calls
 _TIMEVAL: Final = struct.Struct("@ll")
 _NO_BODY: Final = frozenset({204, 304})
+_MAX_DIGITS: Final = 18  # of a number in a header: more than any object has bytes, and no float or offset overflows
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,21 +223,23 @@ def _connect(endpoint: Endpoint, deadline: float) -> socket.socket:
 def _parse(head: bytes, method: str) -> Answer:
     lines = head.decode("latin-1").split("\r\n")
     version, _, rest = lines[0].partition(" ")
-    status = rest[:3]
-    if not version.startswith("HTTP/1.") or not status.isdecimal():
+    number = header_number(rest[:3], -1)
+    if not version.startswith("HTTP/1.") or number < 0:
         raise S3Error(Trouble.FOREIGN, f"the server does not speak HTTP/1.1: {lines[0][:80]!r}")
     headers: dict[str, str] = {}
     for line in lines[1:]:
         name, _, value = line.partition(":")
         headers[name.lower()] = value.strip()
-    number = int(status)
-    length = headers.get("content-length", "")
+    length = header_number(headers.get("content-length", ""), -1)
     if method == "HEAD" or number < 200 or number in _NO_BODY:
         nbytes = 0
-    elif "transfer-encoding" in headers or not length.isdecimal():
-        nbytes = -1
     else:
-        nbytes = int(length)
+        nbytes = -1 if "transfer-encoding" in headers else length
     connection = headers.get("connection", "").lower()
     keep = nbytes >= 0 and (connection == "keep-alive" or (version == "HTTP/1.1" and "close" not in connection))
     return Answer(number, headers, nbytes, keep)
+
+
+def header_number(text: str, default: int) -> int:
+    """Read a number of a header; ``default`` for what is none, or none that anything has."""
+    return int(text) if text.isdecimal() and len(text) <= _MAX_DIGITS else default

@@ -10,6 +10,7 @@ from typing import ClassVar, Final
 
 from kvstore.objects.medium import ObjectInfo
 from kvstore.types import Call
+from kvstore_s3.connection import header_number
 from kvstore_s3.errors import S3Error, Trouble
 from kvstore_s3.options import S3Options
 
@@ -17,6 +18,7 @@ BLOCKS_HEADER: Final = "x-amz-meta-kvstore-blocks"
 BLOCKS_METADATA: Final = "kvstore-blocks"
 CONTENT_TYPE: Final = "application/octet-stream"
 _DOCUMENTS: Final = ("text/html", "text/plain", "application/xml", "text/xml")  # what pages and errors come as
+_MAX_TIME: Final = float(1 << 38)  # the year 10680
 _MONTHS: Final = {
     name: number
     for number, name in enumerate(
@@ -142,10 +144,8 @@ def put_headers(options: S3Options, blocks: int) -> dict[str, str]:
 
 def info_from(key: str, headers: Mapping[str, str], nbytes: int) -> ObjectInfo:
     """Read what the headers of an answer (lower-case names) say about an object."""
-    blocks = headers.get(BLOCKS_HEADER, "")
-    return ObjectInfo(
-        key, nbytes, http_time(headers.get("last-modified", "")), int(blocks) if blocks.isdecimal() else 0
-    )
+    blocks = header_number(headers.get(BLOCKS_HEADER, ""), 0)
+    return ObjectInfo(key, nbytes, http_time(headers.get("last-modified", "")), blocks)
 
 
 def http_time(text: str) -> float:
@@ -153,9 +153,10 @@ def http_time(text: str) -> float:
     try:
         _, day, month, year, clock, _ = text.split()
         hour, minute, second = clock.split(":")
-        return float(timegm((int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second))))
-    except (ValueError, KeyError):
+        time = float(timegm((int(year), _MONTHS[month], int(day), int(hour), int(minute), int(second))))
+    except (ValueError, KeyError, OverflowError):
         return 0.0
+    return time if 0.0 <= time < _MAX_TIME else 0.0
 
 
 def check_answer(headers: Mapping[str, str], span: Span, nbytes: int) -> tuple[int, int]:
@@ -192,5 +193,4 @@ def refuse_page(headers: Mapping[str, str]) -> None:
 
 def total_of(headers: Mapping[str, str], default: int) -> int:
     """Return the object's whole length from ``Content-Range: bytes 0-0/1234``."""
-    total = headers.get("content-range", "").rpartition("/")[2]
-    return int(total) if total.isdecimal() else default
+    return header_number(headers.get("content-range", "").rpartition("/")[2], default)

@@ -13,7 +13,7 @@ from urllib.parse import quote
 from kvstore.objects.medium import ObjectInfo
 from kvstore.types import Call
 from kvstore_s3.access import Access, keys_of
-from kvstore_s3.connection import Answer, Connection, StaleError
+from kvstore_s3.connection import Answer, Connection, StaleError, header_number
 from kvstore_s3.data_path import (
     DataPath,
     EmptyStream,
@@ -112,8 +112,8 @@ class FastPath(DataPath):
         self._pool.give(connection, keep=answer.keep)
         if answer.status == 200:
             refuse_page(answer.headers)
-            length = answer.headers.get("content-length", "")
-            return info_from(key, answer.headers, int(length) if length.isdecimal() else 0)
+            length = header_number(answer.headers.get("content-length", ""), 0)
+            return info_from(key, answer.headers, length)
         if answer.status == 404:
             return None
         raise from_answer(answer.status, answer.headers, b"")

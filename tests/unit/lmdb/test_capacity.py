@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
@@ -21,7 +21,7 @@ CAPACITY = 16 * MIB
 LONGEST = CAPACITY * 5 // 4 + MIB
 
 
-def present(backend: LmdbBackend, ids: list[int]) -> list[int]:
+def present(backend: LmdbBackend, ids: Sequence[int]) -> list[int]:
     answers = backend.exists_many([name_of(i) for i in ids], call())
     return [i for i, a in zip(ids, answers, strict=True) if a is Presence.PRESENT]
 
@@ -31,12 +31,14 @@ def test_churn_of_mixed_sizes_refuses_nothing_and_keeps_the_newest(opener: Opene
     backend = opener(capacity_bytes=CAPACITY, removed=removed.extend)
     sizes = [60_000 + i * 104_729 % 200_000 for i in range(600)]
     statuses: list[PutStatus] = []
+    stored: list[int] = []
     longest = 0
 
     def work(t: int) -> None:
         nonlocal longest
         for i in range(t, 600, 4):
             statuses.extend(put(backend, item_of(i, sizes[i])))
+            stored.append(i)
             longest = max(longest, (tmp_path / "store" / "data.mdb").stat().st_size)
 
     threads = [threading.Thread(target=work, args=(t,)) for t in range(4)]
@@ -48,7 +50,7 @@ def test_churn_of_mixed_sizes_refuses_nothing_and_keeps_the_newest(opener: Opene
     assert longest <= LONGEST
     usage = backend.usage()
     assert 0.8 * CAPACITY < usage.payload_bytes <= CAPACITY
-    newest = list(range(560, 600))  # about half of the capacity
+    newest = stored[-40:]  # about half of the capacity
     assert read(backend, [name_of(i) for i in newest]) == [bytes_of(i, sizes[i]) for i in newest]
     assert usage.evicted == len(removed) == len(set(removed))
     gone = set(range(600)) - set(present(backend, list(range(600))))
@@ -115,6 +117,57 @@ def test_a_queued_touch_is_written_with_the_next_put(opener: Opener) -> None:
     put(backend, item_of(100, 1000))
     put(backend, *[item_of(i, 100_000) for i in range(101, 110)])
     assert present(backend, [0]) == [0]
+
+
+def test_what_is_put_is_younger_than_what_was_used_before(opener: Opener) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 100_000) for i in range(9)])
+    backend.touch_many([name_of(i) for i in range(9)])  # everything that is stored was used a moment ago
+    for i in (100, 101, 102):  # a prompt's blocks, one batch each
+        put(backend, item_of(i, 100_000))
+    assert present(backend, [100, 101, 102]) == [100, 101, 102]
+
+
+def test_what_is_put_is_younger_than_any_number_of_uses_before_it(opener: Opener) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 3_000) for i in range(250)])
+    backend.touch_many([name_of(i) for i in range(250)])  # more than one put takes along
+    assert put(backend, *[item_of(i, 3_000) for i in range(1000, 1200)]) == [PutStatus.STORED] * 200
+    assert present(backend, range(1000, 1200)) == list(range(1000, 1200))
+
+
+def test_a_use_that_waited_makes_its_record_no_younger_than_what_came_after_it(opener: Opener) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 100_000) for i in range(5)])
+    backend.touch_many([name_of(0)])
+    put(backend, *[item_of(i, 100_000) for i in range(5, 9)])
+    backend.maintain()
+    put(backend, *[item_of(i, 100_000) for i in range(9, 13)])  # the oldest four go, the used one is the fifth
+    assert present(backend, range(5)) == [0]
+
+
+def test_what_was_used_a_moment_ago_is_not_evicted(opener: Opener) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 3_000) for i in range(250)])
+    oldest = present(backend, range(250))[:20]
+    evicted = backend.usage().evicted
+    backend.touch_many([name_of(i) for i in oldest])
+    put(backend, *[item_of(i, 3_000) for i in range(1000, 1030)])
+    assert backend.usage().evicted > evicted
+    assert present(backend, oldest) == oldest
+
+
+def test_a_use_counts_when_the_clock_was_set_back(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 100_000) for i in range(9)])
+    monkeypatch.setattr("time.time_ns", lambda: 1_000_000_000)
+    backend.touch_many([name_of(0)])
+    backend.maintain()
+    for i in range(9, 12):
+        put(backend, item_of(i, 100_000))
+    gone = set(range(9)) - set(present(backend, range(9)))
+    assert gone
+    assert 0 not in gone
 
 
 def test_queued_touches_are_bounded(backend: LmdbBackend) -> None:

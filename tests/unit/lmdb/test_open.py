@@ -18,7 +18,7 @@ import lmdb
 import pytest
 from kvstore_lmdb import directory
 from kvstore_lmdb.backend import LmdbBackend
-from kvstore_lmdb.environment import Environment
+from kvstore_lmdb.environment import TREES, Environment
 from kvstore_lmdb.statefile import StateFile
 
 from kvstore.backend import BackendContext
@@ -179,6 +179,18 @@ def test_another_programs_database_is_left_alone(opener: Opener, tmp_path: Path)
         opener()
     with lmdb.open(str(store)) as env, env.begin() as txn:
         assert txn.get(b"theirs") == b"precious"
+
+
+@pytest.mark.parametrize("made", [0, 1, 3])
+def test_a_process_that_died_while_it_made_the_trees_leaves_no_unusable_store(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch, made: int
+) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr("kvstore_lmdb.environment.TREES", TREES[:made])
+        with pytest.raises(TypeError):
+            opener()
+    backend = opener()
+    assert put(backend, item_of(0)) == [PutStatus.STORED]
 
 
 def test_durable_and_cache_do_not_mix_in_one_process(opener: Opener) -> None:

@@ -305,6 +305,15 @@ def test_a_directory_that_cannot_be_a_tree_is_refused(opener: Opener, tmp_path: 
         opener(pack=3)
 
 
+@pytest.mark.parametrize("left", [b"", bytes(15), b"kvstore", b"kvstore" + bytes(8)])
+def test_a_mark_that_a_power_cut_left_in_part_is_made_whole(opener: Opener, store: Path, left: bytes) -> None:
+    put(opener(), blocks())
+    (store / "format").write_bytes(left)
+    assert read(opener(read_only=True), NAMES, call_for(NAMES)) == EXPECTED
+    assert read(opener(), NAMES, call_for(NAMES)) == EXPECTED
+    assert (store / "format").read_bytes() == b"kvstore tree 1\n"
+
+
 def test_a_reader_opened_read_only_serves_and_changes_nothing(opener: Opener, store: Path) -> None:
     put(opener(), blocks())
     before = sorted((p, p.lstat().st_mtime_ns) for p in store.rglob("*"))
