@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import MutableMapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -242,7 +243,7 @@ class S3Store(ObjectsStore):
     def bound(self, capacity_bytes: int) -> int:
         return sys.maxsize
 
-    def _objects(self) -> dict[str, Stored]:
+    def _objects(self) -> MutableMapping[str, Stored]:
         return self.server.buckets[self.BUCKET]
 
     def _keys(self) -> list[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -48,13 +49,25 @@ def prepared(code: str) -> str:
     return PRELUDE + textwrap.dedent(code)
 
 
-def run(code: str, store: Store, *, env: Mapping[str, str], flags: tuple[str, ...] = (), cwd: Path = ROOT) -> Any:
-    """Run a process that starts from nothing to its end; returns the JSON of its last line of output."""
+def run(
+    code: str,
+    store: Store,
+    *,
+    env: Mapping[str, str],
+    flags: tuple[str, ...] = (),
+    cwd: Path = ROOT,
+    wrapper: Sequence[str] = (),
+    timeout_s: float = 120.0,
+) -> Any:
+    """Run a process that starts from nothing to its end; returns the JSON of its last line of output.
+
+    ``wrapper`` is a command line to run it under, such as one that limits its memory.
+    """
     done = subprocess.run(
-        [sys.executable, *flags, "-c", prepared(code), store.to_json()],
+        [*wrapper, sys.executable, *flags, "-c", prepared(code), store.to_json()],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=timeout_s,
         check=False,
         env={**os.environ, **env},
         cwd=cwd,
@@ -100,7 +113,8 @@ class Worker:
     def kill(self) -> None:
         """End it at once, wherever it is."""
         if self.exit_code is None:
-            os.kill(self.pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself, and nobody has read that yet
+                os.kill(self.pid, signal.SIGKILL)
 
     @property
     def errors(self) -> str:

@@ -210,9 +210,10 @@ class _Handler(BaseHTTPRequestHandler):
     do_HEAD = do_PUT = do_POST = do_DELETE = do_GET  # noqa: N815 - names of http.server
 
     def _serve(self) -> None:
-        s3 = self.server.s3
-        parts = urlsplit(self.path)
-        body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        s3, parts = self.server.s3, urlsplit(self.path)
+        length = int(self.headers.get("Content-Length", 0))
+        if len(body := self.rfile.read(length)) < length:
+            return  # the client died: no server keeps half of a body
         headers = {name.lower(): value for name, value in self.headers.items()}
         s3.log.append(Logged(self.command, unquote(parts.path), parts.query, headers, time.time(), id(self.connection)))
         if s3.latency_s:

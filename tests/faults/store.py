@@ -11,6 +11,7 @@ from typing import Any, ClassVar, Final
 import pytest
 
 from kvstore import BlockSpec, KVCache, KVCacheKey, Namespace
+from kvstore.plugins import Registry
 from tests.support_faults import NAMESPACE, SMALL, WatchedCache
 
 MIB: Final = 1 << 20
@@ -49,11 +50,19 @@ class Store(ABC):
     def section(self) -> dict[str, Any]:
         """The backend's own keys of the ``[[l2]]`` section."""
 
-    def config(self, *, l1: str | None = None, below: Sequence[dict[str, Any]] = (), **tier: Any) -> dict[str, Any]:
-        """A config with this tier, L1 of a size or none, and tiers below it."""
+    def config(
+        self,
+        *,
+        l1: str | None = None,
+        below: Sequence[dict[str, Any]] = (),
+        sections: dict[str, Any] | None = None,
+        **tier: Any,
+    ) -> dict[str, Any]:
+        """A config with this tier, L1 of a size or none, tiers below it, and other sections."""
         section = {"name": TIER, "capacity": "64MiB", "codec": "none", "admit": "all", "deadline": self.deadline_s}
         first = {} if l1 is None else {"capacity": l1}
-        return {"l1": {"enabled": l1 is not None, **first}, "l2": [{**section, **self.section(), **tier}, *below]}
+        tiers = [{**section, **self.section(), **tier}, *below]
+        return {"l1": {"enabled": l1 is not None, **first}, "l2": tiers, **(sections or {})}
 
     def open(
         self,
@@ -62,12 +71,14 @@ class Store(ABC):
         namespace: Namespace = NAMESPACE,
         l1: str | None = None,
         below: Sequence[dict[str, Any]] = (),
+        sections: dict[str, Any] | None = None,
+        registry: Registry | None = None,
         **tier: Any,
     ) -> WatchedCache:
         """Open a cache on the medium; L1 is off unless a size is given."""
-        config = self.config(l1=l1, below=below, **tier)
+        config = self.config(l1=l1, below=below, sections=sections, **tier)
         patience_s = sum(t.get("deadline", self.deadline_s) for t in config["l2"]) + 1.0
-        return WatchedCache(KVCache.open(config, spec=spec, namespace=namespace), patience_s)
+        return WatchedCache(KVCache.open(config, spec=spec, namespace=namespace, registry=registry), patience_s)
 
     def alone(self) -> dict[str, Any]:
         """Options with which each block is a value of its own."""

@@ -176,5 +176,5 @@ def test_many_threads_get_right_bytes_and_leave_nothing_pinned(
     assert report["lookups"][0] == report["lookups"][1]
     assert 0 < report["l1 hits"] < report["hits"], report  # both L1 and the tier were raced for
     assert report["seen"]["calls"] > 200
-    warm = rounds(64, 8) << 20  # a short race does not reach the memory that reads keep for reuse, 64 MiB
-    assert report["sizes"][1] <= report["sizes"][0] * 1.05 + warm, report
+    kept = 64 << 20  # what reads keep for reuse; a short race, or one on a busy machine, gets there in its second half
+    assert report["sizes"][1] <= report["sizes"][0] * 1.05 + kept, report

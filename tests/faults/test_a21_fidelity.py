@@ -48,7 +48,8 @@ def test_every_pattern_of_every_dtype_comes_back(store: Store, rounds: Rounds) -
     for codec, dtype in itertools.product(codecs, DTYPES):
         spec = spec_of(dtype)
         blocks = contents(spec)
-        with store.open(spec=spec, codec=codec, namespace=dataclasses.replace(NAMESPACE, revision=codec)) as cache:
+        namespace = dataclasses.replace(NAMESPACE, revision=codec)
+        with store.open(spec=spec, codec=codec, deadline=20.0, namespace=namespace) as cache:  # of a busy machine
             for i, block in enumerate(blocks.values()):
                 cache.put(unrelated(i), [block])
             cache.flush(60)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from tests.faults.conftest import Rounds
-from tests.faults.process import Forge
+from tests.faults.process import Forge, run
 from tests.faults.store import MIB, Store, over
 from tests.faults.test_a06_full_disk import on_small_disk
 from tests.support_faults import LARGE
@@ -139,3 +142,32 @@ def test_a_capacity_is_of_the_store_however_many_processes_use_it(
     with store.open(spec=LARGE) as cache:
         assert cache.tier("tier").payload_bytes <= 64 * MIB
         assert cache.tier("tier").records >= 16
+
+
+LIMIT = 512 * MIB
+BEYOND = """
+with STORE.open(spec=LARGE, capacity="2GiB") as cache:
+    n = int(os.environ["BLOCKS"])
+    for i in range(n):
+        cache.put(unrelated(i), noise(LARGE, [i]))
+        if i % 8 == 7:
+            cache.flush(60)
+            found = cache.fetch(unrelated(i // 2))
+            assert found is not None and same(found, noise(LARGE, [i // 2]))
+    cache.flush(60)
+    counters = cache.tier(TIER).counters
+    file_bytes = cache.tier(TIER).file_bytes
+print(json.dumps(dict(stored=counters.stored, errors=counters.io_errors, file_bytes=file_bytes)))
+"""
+
+
+@over("L")
+def test_a_store_of_four_times_the_memory_limit_is_written_and_read(store: Store, rounds: Rounds) -> None:
+    if not Path("/run/systemd/system").is_dir() or shutil.which("systemd-run") is None or os.geteuid():
+        pytest.skip("needs systemd and root to run a process with a memory limit of its own")
+    n = rounds(400, 1000)  # 0.8 GB or 2 GB, past a limit of 512 MiB
+    limit = ["systemd-run", "--scope", "--quiet", "-p", f"MemoryMax={LIMIT}", "-p", "MemorySwapMax=0"]
+    report = run(BEYOND, store, env={"BLOCKS": str(n)}, wrapper=limit, timeout_s=900.0)
+    assert report["stored"] == n
+    assert report["errors"] == 0
+    assert report["file_bytes"] > rounds(1, 3) * LIMIT  # the page cache gave its pages back, and nobody was killed
