@@ -17,6 +17,7 @@ from kvstore.l2.part import Part
 from kvstore.l2.reader import FAILED_VERIFICATION, NO_ANSWER, leading_run
 from kvstore.promotion import SlotLanding
 from kvstore.types import BlockStatus
+from kvstore.visits import admitted
 
 if TYPE_CHECKING:
     from kvstore.blocks import OpenBlock
@@ -93,8 +94,23 @@ class Fetch:
         """Deliver the leading blocks from ``key[start]``, landed in L1 as far as it has room.
 
         Ends at the first block that the tier cannot deliver.  Blocks behind it that were read
-        already stay in L1.  Close the iterator when its end is not wanted.
+        already stay in L1.  Close the iterator when its end is not wanted.  A tier that the gate
+        declines delivers nothing; others learn from how long it took, copying out included.
         """
+        if not admitted(self.stack, self.open_tier, self.served, start):
+            return
+        began, delivered, tier = time.perf_counter(), 0, self.open_tier.tier
+        try:
+            with contextlib.closing(self._leading(start)) as chunks:
+                for chunk in chunks:
+                    delivered += len(chunk.blocks)
+                    yield chunk
+        finally:
+            if not self.served.cancelled.is_set():
+                failed = tier.name in self.served.silent
+                self.open_tier.reader.note_read(delivered, time.perf_counter() - began, failed=failed)
+
+    def _leading(self, start: int) -> Generator[Chunk, None, None]:
         for ranges in self._phases(start):
             with contextlib.closing(in_flight(self._begin, ranges)) as reads:
                 for read in reads:
@@ -113,6 +129,8 @@ class Fetch:
             run = tier.ask_leading(key, start, patience(self.stack, self.open_tier, self.until))
             if run is None:
                 self.served.silent.add(tier.name)
+            if run and not admitted(self.stack, self.open_tier, self.served, start, start + run):
+                run = 0
             stop = start + (run or 0)
             self.shared = tier.shares(stop - start, self.stack.identity.spec.nbytes)
             yield self._chunks(start, stop)
@@ -126,6 +144,7 @@ class Fetch:
     def each(self, todo: Sequence[int], rows: Rows) -> list[BlockStatus]:
         """Read blocks of the key, each on its own, through staging memory into their rows."""
         statuses: list[BlockStatus] = []
+        began = time.perf_counter()
 
         def begin(part: range) -> _EachRead:
             until = self.until if part.start else patience(self.stack, self.open_tier, self.until)
@@ -140,6 +159,8 @@ class Fetch:
                 if NO_ANSWER.issuperset(answers):  # the others would wait as long for nothing
                     statuses += [answers[0]] * (len(todo) - len(statuses))
                     break
+        failed = NO_ANSWER.issuperset(statuses)
+        self.open_tier.reader.note_read(len(_delivered(statuses)), time.perf_counter() - began, failed=failed)
         return statuses
 
     def _begin(self, indices: range) -> _ChunkRead:

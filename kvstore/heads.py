@@ -104,6 +104,7 @@ class HeadCache:
             msg = "blocks are joined and cut in L1, and l1.enabled is false; enable it"
             raise ConfigError(msg)
         defaults = replace(loaded.defaults, deadline=loaded.defaults.deadline / len(shares))
+        gate = replace(loaded.gate, prefill_tokens_per_s=loaded.gate.prefill_tokens_per_s * len(shares))
         total = sum(share.stored[1] - share.stored[0] for share in shares)
         with contextlib.ExitStack() as opened:
             parts: list[tuple[_Share, KVCache]] = []
@@ -111,7 +112,7 @@ class HeadCache:
                 heads = share.stored[1] - share.stored[0]
                 l1 = replace(loaded.l1, capacity=loaded.l1.capacity * heads // total)
                 cache = KVCache.open(
-                    replace(loaded, l1=l1, defaults=defaults),
+                    replace(loaded, l1=l1, defaults=defaults, gate=gate),
                     spec=replace(spec, kv_heads=heads),
                     namespace=replace(namespace, kv_heads=share.stored if share.named else None),
                     registry=registry,
@@ -216,6 +217,11 @@ class HeadCache:
         until = None if timeout is None else time.monotonic() + timeout
         for _, cache in self._parts:
             cache.flush(None if until is None else max(0.0, until - time.monotonic()))
+
+    def note_prefill(self, tokens: int, seconds: float, *, context_tokens: int = 0) -> None:
+        """As :meth:`KVCache.note_prefill <kvstore.KVCache.note_prefill>`; each part may take its share of the time."""
+        for _, cache in self._parts:
+            cache.note_prefill(tokens, seconds / len(self._parts), context_tokens=context_tokens)
 
     # -- state
 

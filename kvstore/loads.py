@@ -112,7 +112,13 @@ class Loads:
             tier = open_tier.tier
             asked, got = len(served.asked_of(tier.name)), served.blocks(tier.name)
             if asked:
-                tier.counters.add(lookups=asked, hits=len(got), misses=asked - len(got), bytes_out=len(got) * nbytes)
+                tier.counters.add(
+                    lookups=asked,
+                    hits=len(got),
+                    misses=asked - len(got),
+                    gated=served.gated(tier.name),
+                    bytes_out=len(got) * nbytes,
+                )
                 self._emit(tier, digests, served, got)
             if got:
                 used = [digests[i] for i in got]

@@ -13,13 +13,14 @@ import numpy as np
 from kvstore.delivery import deliver
 from kvstore.fetch import Fetch, patience
 from kvstore.l2.part import Part
-from kvstore.l2.reader import FAILED_VERIFICATION, leading_run
+from kvstore.l2.reader import FAILED_VERIFICATION, NO_ANSWER, leading_run
 from kvstore.loads import Loads
 from kvstore.promotion import Promotion
 from kvstore.results import Lookup
 from kvstore.served import L1, Served
 from kvstore.stream import LayerStream
 from kvstore.types import BlockStatus, Presence
+from kvstore.visits import admitted, admitted_each
 
 if TYPE_CHECKING:
     from kvstore.blocks import OpenBlock
@@ -61,10 +62,16 @@ class Reads:
                 tier = open_tier.tier
                 if done == n or served.useless(tier.name, done):
                     continue
+                if not stack.gate.admits(tier.name, key, done):
+                    continue
                 found = tier.ask_leading(key, done, patience(stack, open_tier, until))
                 if found is None:
                     served.silent.add(tier.name)
                     continue
+                if found:
+                    if not stack.gate.admits(tier.name, key, done, done + found):
+                        continue
+                    stack.gate.tell(tier.name, digests[done + found - 1])
                 by_tier[tier.name] += found
                 served.note(tier.name, done, found)
                 done += found
@@ -84,10 +91,13 @@ class Reads:
             if not todo:
                 break
             tier = open_tier.tier
+            if not stack.gate.admits_each(tier.name, key, len(todo)):
+                continue
             answers = tier.presence(Part(key, todo), tier.call(patience(stack, open_tier, until)))
             for i, answer in zip(todo, answers, strict=True):
                 if answer is not Presence.ABSENT:
                     found[i] = answer
+            stack.gate.tell_each(tier.name, [digests[i] for i in todo if found[i] is Presence.PRESENT])
         return found
 
     # -- prefix
@@ -168,7 +178,9 @@ class Reads:
 
     def _get_direct(self, open_tier: OpenTier, served: Served, rows: Rows, start: int, until: float) -> int:
         """Verify blocks where they lie and copy each once, into the caller's memory."""
-        tier, key = open_tier.tier, served.key
+        if not admitted(self._stack, open_tier, served, start):
+            return 0
+        began, tier, key = time.perf_counter(), open_tier.tier, served.key
         promotion = Promotion(self._stack, open_tier, key, start)
 
         def sink(i: int, block: OpenBlock) -> None:
@@ -187,6 +199,7 @@ class Reads:
         served.note_corrupt(tier.name, [i for i, s in enumerate(statuses, start) if s in FAILED_VERIFICATION])
         run = leading_run(statuses)
         promotion.publish(run)
+        open_tier.reader.note_read(run, time.perf_counter() - began, failed=statuses[0] in NO_ANSWER)
         return run
 
     # -- independent blocks
@@ -210,9 +223,10 @@ class Reads:
             todo = [i for i, status in enumerate(statuses) if status is not BlockStatus.DELIVERED]
             if not todo or time.monotonic() >= until or served.cancelled.is_set():
                 break
-            answers = self._each_tier(open_tier, served, todo, rows, until)
+            wanted, todo = todo, admitted_each(stack, open_tier, served, todo)
+            answers = self._each_tier(open_tier, served, todo, rows, until) if todo else []
             got = [i for i, answer in zip(todo, answers, strict=True) if answer is BlockStatus.DELIVERED]
-            served.note_each(open_tier.tier.name, todo, got)
+            served.note_each(open_tier.tier.name, wanted, got)
             bad = [i for i, answer in zip(todo, answers, strict=True) if answer in FAILED_VERIFICATION]
             served.note_corrupt(open_tier.tier.name, bad)
             for i, answer in zip(todo, answers, strict=True):
@@ -242,7 +256,11 @@ class Reads:
         def sink(k: int, block: OpenBlock) -> None:
             _write(block, rows, todo[k])
 
-        return open_tier.reader.direct(Part(served.key, todo), sink, tier.call(until))
+        began = time.perf_counter()
+        statuses = open_tier.reader.direct(Part(served.key, todo), sink, tier.call(until))
+        seconds, delivered = time.perf_counter() - began, statuses.count(BlockStatus.DELIVERED)
+        open_tier.reader.note_read(delivered, seconds, failed=NO_ANSWER.issuperset(statuses))
+        return statuses
 
 
 def _write(block: OpenBlock, rows: Rows, i: int) -> None:

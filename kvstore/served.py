@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -35,12 +35,21 @@ class Served:
         self._asked: dict[str, Sequence[int]] = {}
         self._blocks: dict[str, list[int]] = {}
         self._stops: dict[str, int] = {}
+        self._gated: dict[str, set[int]] = {}
 
     def note(self, source: str, start: int, run: int) -> None:
         """``source`` was asked for the blocks from ``start`` on and delivered the first ``run``."""
         self._asked.setdefault(source, range(start, len(self.key)))
         self._blocks.setdefault(source, []).extend(range(start, start + run))
         self._stops[source] = start + run
+
+    def note_gated(self, source: str, blocks: Iterable[int]) -> None:
+        """``source`` was not really asked for these blocks, because computing them is faster."""
+        self._gated.setdefault(source, set()).update(blocks)
+
+    def gated(self, source: str) -> int:
+        """How many blocks ``source`` was not really asked for."""
+        return len(self._gated.get(source, frozenset()).difference(self.blocks(source)))
 
     def useless(self, source: str, start: int) -> bool:
         """Whether asking ``source`` for the blocks from ``start`` on was in vain already in this call."""
@@ -74,6 +83,8 @@ class Served:
             got = [start + i for i in part.blocks(source) if i in delivered]
             self._blocks.setdefault(source, []).extend(got)
             self.note_corrupt(source, [start + i for i in part.corrupt.get(source, ())])
+            if source in part._gated:
+                self.note_gated(source, (start + i for i in part._gated[source]))
 
     def asked_of(self, source: str) -> Sequence[int]:
         """Indices of the blocks that ``source`` was asked for."""

@@ -15,6 +15,7 @@ from kvstore.backend import Capability
 from kvstore.segments import plan_segments
 from kvstore.served import L1, Served
 from kvstore.stream_sources import LayerPlan, Order, ResidentSource, StreamSource, TierSource
+from kvstore.visits import admitted
 
 if TYPE_CHECKING:
     from kvstore.keys import KVCacheKey
@@ -90,13 +91,15 @@ class LayerStream:
         self._meet = meet
         self._spec = stack.identity.spec
         self._sources: list[StreamSource] = []
+        self._waited_s = 0.0
 
     def groups(self) -> Iterator[LayerGroup]:
         """Yield the layers in order; ends early when no leading block is left."""
         served = Served(self._key)
-        n_blocks, began = 0, time.monotonic()
+        n_blocks, began, complete = 0, time.monotonic(), False
         try:
             n_blocks = self._assign(served)
+            self._waited_s = time.monotonic() - began
             remote = self._remote()
             if self._meet is not None:
                 n_blocks, local = self._meet(began, 0, [n_blocks, not remote])
@@ -108,22 +111,25 @@ class LayerStream:
                     break
                 began = time.monotonic()
                 n_blocks = self._collect(n_blocks)
+                self._waited_s += time.monotonic() - began
                 if self._meet is not None:
                     (n_blocks,) = self._meet(began, len(plans), [n_blocks])
                 ready = memory
                 memory = self._start(plans[following], n_blocks) if n_blocks and following < len(plans) else None
                 if n_blocks:
                     yield self._group(plan, ready, n_blocks)
+            complete = True
         finally:
             for source in self._sources:
                 source.close()
             self._note(served, n_blocks)
+            if complete:
+                self._note_times(n_blocks)
             self._loads.conclude(served)
 
     def _assign(self, served: Served) -> int:
         """Decide which source delivers which blocks; returns how many leading blocks there are."""
         stack, key, until = self._stack, self._key, self._loads.until()
-        n_segments = len(plan_segments(self._spec))
         done, n = 0, len(key)
         while done < n and time.monotonic() < until:
             start = done
@@ -137,9 +143,11 @@ class LayerStream:
                 if done == n:
                     break
                 served.note(open_tier.tier.name, done, 0)
+                if not admitted(stack, open_tier, served, done):
+                    continue
                 run = open_tier.tier.leading(key, done, until)
-                if run:
-                    self._sources.append(TierSource(open_tier, key, range(done, done + run), n_segments))
+                if run and admitted(stack, open_tier, served, done, done + run):
+                    self._sources.append(TierSource(open_tier, key, range(done, done + run)))
                     done += run
             if done == start:
                 break
@@ -185,3 +193,9 @@ class LayerStream:
     def _note(self, served: Served, n_blocks: int) -> None:
         for source in self._within(n_blocks):
             served.note(source.name, source.indices.start, min(source.indices.stop, n_blocks) - source.indices.start)
+
+    def _note_times(self, n_blocks: int) -> None:
+        """Tell a tier how long the stream has waited for it: what is read while others compute costs nothing."""
+        sources = self._within(n_blocks)
+        if len(sources) == 1 and isinstance(sources[0], TierSource):
+            sources[0].open_tier.reader.note_read(n_blocks, self._waited_s, failed=False)

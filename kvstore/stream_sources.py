@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -14,6 +14,7 @@ from kvstore.l2.bad_record import BadRecord
 from kvstore.l2.part import Part
 from kvstore.l2.workers import Job, strided
 from kvstore.record import HEADER_BYTES
+from kvstore.segments import MAX_SEAL_BYTES
 from kvstore.types import ReadStatus
 
 if TYPE_CHECKING:
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from kvstore.segments import SegmentGeometry
     from kvstore.stack import OpenTier
     from kvstore.tensors import Bytes
-
-_TABLE_ROW_BYTES: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +111,7 @@ class ResidentSource:
 class TierSource:
     """Records in a tier, read and verified a few segments at a time by the tier's own threads."""
 
-    def __init__(self, open_tier: OpenTier, key: KVCacheKey, indices: range, n_segments: int) -> None:
+    def __init__(self, open_tier: OpenTier, key: KVCacheKey, indices: range) -> None:
         self.open_tier = open_tier
         self.name = open_tier.tier.name
         self.indices = indices
@@ -120,7 +119,7 @@ class TierSource:
         self.digests = key.digests[indices.start : indices.stop]
         self.tables: dict[int, SegmentTable] = {}
         """Verified heads of blocks of which something was read."""
-        self._head_bytes = HEADER_BYTES + _TABLE_ROW_BYTES * (n_segments + 1)  # one more for token ids
+        self._head_bytes = open_tier.reader.shelf.shape.own_head_bytes
         self._running: list[_Share] = []
         self._ordered = 0
 
@@ -155,7 +154,8 @@ class TierSource:
     def ranges(self, part: Sequence[int], plan: LayerPlan) -> list[tuple[int, int]]:
         """Which bytes of each record hold a group; the first time the head comes along."""
         last = plan.first_segment + len(plan.segments) - 1
-        unknown = (0, self._head_bytes + plan.raw_end)
+        sealed = MAX_SEAL_BYTES * (last + 1)  # if it is; a few bytes more cost nothing
+        unknown = (0, self._head_bytes + plan.raw_end + sealed)
         tables = [self.tables.get(i) for i in part]
         return [unknown if t is None else (t.spans[plan.first_segment][0], t.spans[last][1]) for t in tables]
 

@@ -16,12 +16,15 @@ from kvstore.cli.command import (
     Command,
     Subcommands,
     add_command,
+    bytes_argument,
+    count_argument,
     exit_code_of,
 )
 from kvstore.cli.output import plural, print_json
-from kvstore.errors import KVStoreError, PluginError
+from kvstore.errors import ConfigError, KVStoreError, PluginError
 
 if TYPE_CHECKING:
+    from kvstore.cli.loading import LoadVerdict, PromptBlocks
     from kvstore.cli.selftest import Timings
     from kvstore.config import TierConfig
     from kvstore.plugins import Registry
@@ -31,13 +34,27 @@ Looks at the medium of every tier of a config and says what is wrong with it and
 system, room, permissions, limits of the process, and for object stores credentials, bucket, region
 and clock. A tier without a problem is then opened as a cache would open it, which creates a store
 where none is, and a self-test with a few records, deleted again, is timed. A medium that hangs is
-reported, not waited for. Ends with exit code 1 when there is a problem, and with 3 when a tier
+reported, not waited for. From the timing follows whether loading the KV of a prompt is faster than
+computing it, or for which engines it is. Ends with exit code 1 when there is a problem, and with 3 when a tier
 cannot be opened or does not answer; warnings alone end with 0. Secrets are not shown."""
 
 _LOOK_S: Final = 15.0  # a plugin's diagnose ends within about 10 s
 _OPEN_S: Final = 30.0  # checking a large store after a crash takes some seconds
 _CLOSE_S: Final = 6.0  # a backend closes within 5 s
 _FACTS_S: Final = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """For whom a tier is judged.
+
+    Attributes:
+        prefill_tokens_per_s: How fast it computes; 0 when that is not known.
+        blocks: What it stores; None for what the store says.
+    """
+
+    prefill_tokens_per_s: float = 0.0
+    blocks: PromptBlocks | None = None
 
 
 @dataclass(slots=True)
@@ -49,6 +66,7 @@ class Checkup:
     findings: list[Finding] = field(default_factory=list)
     facts: dict[str, str] = field(default_factory=dict)
     timings: Timings | None = None
+    load: LoadVerdict | None = None
     exit_code: int = EXIT_OK
 
     def add(self, *findings: Finding) -> None:
@@ -63,6 +81,11 @@ class Checkup:
             self.findings.append(Finding("problem", str(error)))
         self.exit_code = max(self.exit_code, exit_code_of(error))
 
+    @property
+    def conclusions(self) -> list[Finding]:
+        """Findings and the verdict about loading."""
+        return self.findings if self.load is None else [*self.findings, self.load.finding()]
+
     def as_dict(self) -> dict[str, Any]:
         """Everything, for JSON."""
         return {
@@ -72,6 +95,7 @@ class Checkup:
             "findings": [asdict(finding) for finding in self.findings],
             "facts": self.facts,
             "self_test": None if self.timings is None else self.timings.as_dict(),
+            "load": None if self.load is None else self.load.as_dict(),
         }
 
 
@@ -86,6 +110,7 @@ def add_to(commands: Subcommands) -> None:
             examples=(
                 ("kvstore doctor kvstore.toml", "every tier of a config"),
                 ("kvstore doctor kvstore.toml --tier s3", "only the bucket"),
+                ("kvstore doctor kvstore.toml --prefill-tokens-per-s 8000", "load or recompute, for that engine"),
                 ("kvstore doctor kvstore.toml --json | jq '.tiers[].self_test'", "bandwidths, for programs"),
             ),
             run=_run,
@@ -93,9 +118,20 @@ def add_to(commands: Subcommands) -> None:
     )
     parser.add_argument("file", nargs="?", metavar="CONFIG", help="config file (the one that KVSTORE_CONFIG names)")
     parser.add_argument("--tier", metavar="NAME", help="only this tier")
+    parser.add_argument(
+        "--prefill-tokens-per-s",
+        type=count_argument,
+        metavar="N",
+        help="how fast the engine computes (gate.prefill_tokens_per_s of the config)",
+    )
+    parser.add_argument(
+        "--block-bytes", type=bytes_argument, metavar="SIZE", help="of a block (what the store keeps, or an example)"
+    )
+    parser.add_argument("--block-tokens", type=count_argument, metavar="N", help="tokens of a block")
 
 
 def _run(args: argparse.Namespace) -> int:
+    from kvstore.cli.coding import coding_findings
     from kvstore.cli.host import host_findings
     from kvstore.cli.store import chosen
     from kvstore.config import load_config
@@ -104,24 +140,36 @@ def _run(args: argparse.Namespace) -> int:
     registry = Registry.discover()
     config = load_config(args.file, registry)
     tiers = chosen(config, args.tier)
+    engine = _engine(args, config.gate.prefill_tokens_per_s)
     host = Checkup("", "")
     host.add(*host_findings(config))
+    host.add(*(_step(host, "trying codecs and keys", _LOOK_S, lambda: coding_findings(config, registry)) or ()))
     checkups = []
     if not args.json:
         print("\n".join(["host", *_finding_lines(host.findings)]))
     for tier in tiers:
-        checkups.append(examine(tier, registry))
+        checkups.append(examine(tier, registry, engine))
         if not args.json:
             print("\n".join(_lines(checkups[-1])), flush=True)
     if args.json:
         findings = [asdict(finding) for finding in host.findings]
         print_json({"host": findings, "tiers": [checkup.as_dict() for checkup in checkups]})
     else:
-        print(_summary([finding for checkup in (host, *checkups) for finding in checkup.findings]))
+        print(_summary([finding for checkup in (host, *checkups) for finding in checkup.conclusions]))
     return max(checkup.exit_code for checkup in (host, *checkups))
 
 
-def examine(tier: TierConfig, registry: Registry) -> Checkup:
+def _engine(args: argparse.Namespace, configured_tokens_per_s: float) -> Engine:
+    from kvstore.cli.loading import PromptBlocks
+
+    if (args.block_bytes is None) != (args.block_tokens is None):
+        msg = "--block-bytes and --block-tokens say something together only; give both, or neither"
+        raise ConfigError(msg)
+    blocks = None if args.block_bytes is None else PromptBlocks(args.block_bytes, args.block_tokens, "as asked for")
+    return Engine(args.prefill_tokens_per_s or configured_tokens_per_s, blocks)
+
+
+def examine(tier: TierConfig, registry: Registry, engine: Engine | None = None) -> Checkup:
     """Look at one tier's medium, then open, test and close it; raises nothing that a backend does."""
     checkup = Checkup(tier.name, tier.backend)
     context = _context(tier, checkup)
@@ -131,11 +179,11 @@ def examine(tier: TierConfig, registry: Registry) -> Checkup:
         found = _step(checkup, "looking at the medium", _LOOK_S, lambda: list(diagnose(context)))
         checkup.add(*(found or ()))
     if checkup.exit_code == EXIT_OK:
-        _use(checkup, registry.create_backend(tier.backend), context)
+        _use(checkup, registry.create_backend(tier.backend), context, engine or Engine())
     return _without_secrets(checkup, tier)
 
 
-def _use(checkup: Checkup, backend: Backend, context: BackendContext) -> None:
+def _use(checkup: Checkup, backend: Backend, context: BackendContext, engine: Engine) -> None:
     from kvstore.cli.selftest import SelfTest
 
     def open_backend() -> bool:
@@ -150,7 +198,20 @@ def _use(checkup: Checkup, backend: Backend, context: BackendContext) -> None:
             checkup.timings, findings = tested
             checkup.add(*findings)
             checkup.facts = _step(checkup, "describing", _FACTS_S, backend.describe) or {}
+            _judge(checkup, backend, engine)
     _step(checkup, "closing", _CLOSE_S, backend.close)
+
+
+def _judge(checkup: Checkup, backend: Backend, engine: Engine) -> None:
+    """Say whether loading a prompt pays; a store that describes no namespace is judged by an example."""
+    from kvstore.cli.loading import PromptBlocks, judge, stored_blocks
+
+    if checkup.timings is None:
+        return
+    blocks = engine.blocks
+    if blocks is None:
+        blocks = stored_blocks(_step(checkup, "reading descriptions", _FACTS_S, backend.namespaces) or ())
+    checkup.load = judge(checkup.timings, blocks or PromptBlocks(), engine.prefill_tokens_per_s)
 
 
 def _step(checkup: Checkup, what: str, limit_s: float, step: Any) -> Any:
@@ -209,6 +270,8 @@ def _lines(checkup: Checkup) -> Iterator[str]:
     yield from _finding_lines(checkup.findings)
     if checkup.timings is not None:
         yield from _finding_lines([Finding("ok", checkup.timings.text)])
+    if checkup.load is not None:
+        yield from _finding_lines([checkup.load.finding()])
     for name, value in checkup.facts.items():
         yield f"  {name}: {value}"
 

@@ -24,6 +24,7 @@ _SHARE: Final = 64  # all records together take an eighth of the smallest capaci
 _CALL_S: Final = 10.0
 _LIMIT_S: Final = 15.0  # for a backend that ignores the deadline of its call
 _REPEATS: Final = 3
+_QUICK_S: Final = 1.0  # reads of a batch are repeated then; a slow link is not to be kept busy
 _STORED: Final = (PutStatus.STORED, PutStatus.EXISTS)
 
 _REFUSALS: Final = {
@@ -38,7 +39,7 @@ _REFUSALS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """What the self-test measured; seconds, the one-record figures are the best of three.
+    """What the self-test measured; seconds, reads and one-record figures the best of three.
 
     Attributes:
         records: Records of a batch.
@@ -107,6 +108,8 @@ class SelfTest:
         one_put_s = min(self._timed("put", self._put_one(i))[1] for i in range(_RECORDS, len(self._items)))
         found, exists_s = self._timed("exists", lambda call: self._backend.exists_many(self._names(batch), call))
         get_s, wrong = self._get(batch)
+        if get_s < _QUICK_S:
+            get_s = min(get_s, *(self._get(batch)[0] for _ in range(_REPEATS - 1)))
         one_get_s = min(self._get([i])[0] for i in range(_REPEATS))
         _, delete_s = self._timed("delete", lambda call: self._backend.delete_many(self._all_names(), call))
         if not findings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
@@ -18,19 +18,30 @@ class Promises:
     """Ends of prefixes that were found or read lately; a hint for the next read.  Thread-safe.
 
     A digest stands for everything before it, so one digest a prefix is enough.
+
+    Args:
+        clock: Monotonic seconds.
+        limit: Digests kept, the newest ones.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic, *, limit: int = _LIMIT) -> None:
         self._clock = clock
+        self._limit = limit
         self._lock = threading.Lock()
         self._ends: dict[bytes, float] = {}  # digest to the end of its life, oldest first
 
     def note(self, digest: bytes) -> None:
         """The tier holds the blocks up to this one."""
+        self.note_each((digest,))
+
+    def note_each(self, digests: Iterable[bytes]) -> None:
+        """The tier holds the blocks up to each of these."""
+        until = self._clock() + _LIFETIME_S
         with self._lock:
-            self._ends.pop(digest, None)
-            self._ends[digest] = self._clock() + _LIFETIME_S
-            if len(self._ends) > _LIMIT:
+            for digest in digests:
+                self._ends.pop(digest, None)
+                self._ends[digest] = until
+            while len(self._ends) > self._limit:
                 del self._ends[next(iter(self._ends))]
 
     def until(self, key: KVCacheKey, start: int) -> int:

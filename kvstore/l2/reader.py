@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 from kvstore.errors import BackendError, BackendTimeoutError, KVStoreError, PluginError
 from kvstore.l2.border import READING
 from kvstore.l2.landing import Frames, Landing
+from kvstore.l2.load_times import LoadTimes
 from kvstore.l2.receiver import Placer, Receiver, Sink
 from kvstore.l2.workers import Job, strided
 from kvstore.types import BlockStatus, Call, ReadStatus
@@ -45,6 +46,8 @@ class TierReader:
         self.shelf = shelf
         self.frames = Frames(shelf.shape)
         """Staging memory of this tier's reads."""
+        self.times = LoadTimes()
+        """What reads of this tier took, as their callers saw it."""
 
     def direct(self, part: Part, sink: Sink, call: Call) -> list[BlockStatus]:
         """Read in the calling thread; ``sink`` gets blocks in order.
@@ -65,6 +68,17 @@ class TierReader:
             self.tier.probe(part)
             return PooledRead(self.tier, landing, len(part))
         return PooledRead(self.tier, landing, len(part), self._deal(part, landing, call))
+
+    def note_read(self, n_blocks: int, seconds: float, *, failed: bool) -> None:
+        """Note what a read brought, and how long its caller spent on it.
+
+        A read that brought nothing because the medium failed counts as a block that took the deadline;
+        nothing is noted of blocks that are not there, or while the tier is suspended.
+        """
+        if n_blocks:
+            self.times.note(n_blocks, seconds)
+        elif failed and not self.tier.suspended:
+            self.times.note(1, max(seconds, self.tier.settings.deadline_s))
 
     def condemn(self, bad: Iterable[BadRecord], *, in_worker: bool) -> None:
         """Count and drop records that failed verification."""

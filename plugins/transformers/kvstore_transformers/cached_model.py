@@ -65,6 +65,8 @@ def open_cache(
 class CachedModel:
     """Looks prompts up in the store, computes only the rest and stores new full blocks.
 
+    What a prompt's passes take is told to the cache, which then declines loads that would be slower.
+
     One prompt per call (batch size 1).  A store that is empty, slow or down costs time and never
     changes a result: what it does not deliver is computed.  Calls may come from several threads if
     the model allows that.  Owns ``cache`` and closes it.
@@ -212,6 +214,8 @@ class CachedModel:
         if n_blocks < len(wanted):
             self._forward.run(input_ids[:, n_tokens : wanted.n_tokens], cache)
         computed_s = self._now()
+        # What is left over, of less than a block, is computed apart and says nothing about the speed.
+        self.cache.note_prefill(wanted.n_tokens - n_tokens, computed_s - injected_s, context_tokens=n_tokens)
         return _Prompt(
             key=key,
             cache=cache,

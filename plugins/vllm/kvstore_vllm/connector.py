@@ -34,7 +34,7 @@ from kvstore_vllm.connector_meta import StepPlan
 from kvstore_vllm.connector_metrics import KVStoreConnectorStats, KVStorePromMetrics
 from kvstore_vllm.connector_options import ConnectorOptions, read_connector_options
 from kvstore_vllm.connector_scheduler import SchedulerHalf, SchedulerSettings
-from kvstore_vllm.connector_shard import Shard, block_tokens_of, check_engine, shard_of
+from kvstore_vllm.connector_shard import Shard, block_tokens_of, check_engine, in_one_process, shard_of
 from kvstore_vllm.connector_worker import WorkerHalf, WorkerSettings
 from kvstore_vllm.identity import check_hash_algorithm, hash_caution, identify_model
 
@@ -134,9 +134,10 @@ class KVStoreConnector(KVConnectorBase_V1):
         pages = layer_pages(kv_caches, geometry)
         identity = identify_model(self._vllm_config, self._options)
         shard = shard_of(identity, pages.spec, self._kernel(kv_caches), self._vllm_config)
-        cache = KVCache.open(
-            load_store_config(self._options.config, salt=self._options.salt), spec=shard.spec, namespace=shard.namespace
-        )
+        config = load_store_config(self._options.config, salt=self._options.salt)
+        if not in_one_process(self._vllm_config):  # what the scheduler's own cache has found must be loaded
+            config = dataclasses.replace(config, gate=dataclasses.replace(config.gate, enabled=False))
+        cache = KVCache.open(config, spec=shard.spec, namespace=shard.namespace)
         settings = WorkerSettings(
             workers=self._options.workers,
             writes=shard.writes and self._kv_transfer_config.is_kv_producer,

@@ -41,6 +41,8 @@ class StepPlan:
         clears: Whether a reset empties the store, or only goes on under another salt.
         salt: What isolates the engine's blocks since the last reset.
         idle: Nothing is computed in this step, so that a worker may wait for a load for a moment.
+        tokens: Tokens that this step computes.
+        context_tokens: Tokens before those of its requests, on the average of the computed ones.
     """
 
     loads: tuple[BlockRun, ...] = ()
@@ -50,6 +52,8 @@ class StepPlan:
     clears: bool = True
     salt: str | None = None
     idle: bool = False
+    tokens: int = 0
+    context_tokens: int = 0
 
 
 @dataclass(slots=True)

@@ -187,6 +187,8 @@ class SchedulerHalf:
             clears=self._settings.on_reset == "clear",
             salt=self._salt,
             idle=idle,
+            tokens=output.total_num_scheduled_tokens,
+            context_tokens=_context_tokens(output),
         )
 
     def loads_failed(self, block_ids: Collection[int]) -> None:
@@ -300,3 +302,13 @@ class SchedulerHalf:
         track.hashes_sent = end
         hashes = tuple(request.block_hashes[first_hash:end])
         return BlockRun(request.request_id, tuple(track.block_ids[start:end]), start, hashes, first_hash)
+
+
+def _context_tokens(output: Any) -> int:
+    """Tokens before those that a step computes, on the average of the computed tokens."""
+    before = {new.req_id: new.num_computed_tokens for new in output.scheduled_new_reqs}
+    cached = output.scheduled_cached_reqs
+    before |= dict(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+    scheduled: dict[str, int] = output.num_scheduled_tokens
+    weighted: int = sum(n * before.get(request_id, 0) for request_id, n in scheduled.items())
+    return weighted // max(1, sum(scheduled.values()))

@@ -150,3 +150,9 @@ def _drafts(vllm_config: Any) -> str:
         return ""
     draft = getattr(getattr(speculative, "draft_model_config", None), "model", None) or speculative.model
     return f" draft {method} {draft}"
+
+
+def in_one_process(vllm_config: Any) -> bool:
+    """Whether the only worker lives in the scheduler's process, so that both use one cache."""
+    parallel = vllm_config.parallel_config
+    return parallel.world_size == 1 and getattr(parallel, "distributed_executor_backend", None) == "uni"

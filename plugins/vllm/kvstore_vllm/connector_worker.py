@@ -19,6 +19,7 @@ from kvstore_vllm.connector_keys import RequestKeys
 from kvstore_vllm.connector_layers import LayerCopies, LayerLoad
 from kvstore_vllm.connector_layout import LayerPages
 from kvstore_vllm.connector_meta import BlockRun, StepPlan, Tally
+from kvstore_vllm.connector_prefill import PrefillTimer
 
 logger = logging.getLogger("kvstore.vllm")
 
@@ -85,6 +86,7 @@ class WorkerHalf:
         self._failed: set[int] = set()
         self._tally = Tally()
         self._warned: set[str] = set()
+        self._prefills = PrefillTimer(pages.layers[0].device)
 
     # -- a step, in the order in which vLLM calls
 
@@ -111,6 +113,8 @@ class WorkerHalf:
                 self._submit(self._load_layers, load, key, mark)
             else:
                 self._submit(self._load, run, key, _Since(self._resets, mark))
+        if not plan.layerwise:  # such a step waits for its loads
+            self._guarded("time a step", self._prefills.begin, plan.tokens, plan.context_tokens)
 
     def wait_for_layer(self, name: str) -> None:
         """Wait until one layer of every block that this step loads is filled, or its load has failed."""
@@ -127,6 +131,7 @@ class WorkerHalf:
 
     def finish_step(self, plan: StepPlan) -> None:
         """Join the step's own loads and hand over what is to be saved."""
+        self._guarded("time a step", self._note_prefills)
         for load in self._layer_loads:
             failed = load.failed()
             with self._changed:
@@ -224,6 +229,11 @@ class WorkerHalf:
         self._tally.add("loads")
         self._tally.add("loaded_blocks", n_blocks - n_failed)
         self._tally.add("failed_blocks", n_failed)
+
+    def _note_prefills(self) -> None:
+        self._prefills.end()
+        for prefill in self._prefills.take():
+            self._cache.note_prefill(prefill.tokens, prefill.seconds, context_tokens=prefill.context_tokens)
 
     # -- saves
 

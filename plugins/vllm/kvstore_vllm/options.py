@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, TypeVar
 
 from kvstore.config.place import Place
@@ -36,7 +36,7 @@ class EngineOptions:
         allow_weak_hashes: Accept block hashes of a non-cryptographic algorithm.
     """
 
-    config: ConfigOption = None
+    config: ConfigOption = field(default=None, repr=False)
     model: str | None = option(None, doc="Name of the weights, instead of vLLM's model path.")
     revision: str | None = option(None, doc="Fingerprint of the weights, instead of the one that is found out.")
     weights_version: str | None = option(None, doc="Version of weights that are updated in place.")
@@ -106,7 +106,7 @@ def read_options(
         ConfigError: A value is wrong; the message names the key.
     """
     schema = option_fields(options, skip=(_CONFIG,))
-    known = {field.name for field in schema} | {_CONFIG}
+    known = {one.name for one in schema} | {_CONFIG}
     unknown = sorted(name for name in given if name not in known and name not in ignore)
     if unknown:
         named = ", ".join(f"{name!r}{did_you_mean(name, known)}" for name in unknown)

@@ -93,6 +93,7 @@ class StoreTier:
         )
         self._rows = rows
         self._logged = False
+        self._judges = config.gate.enabled and config.gate.prefill_tokens_per_s > 0
         self.cache = KVCache.open(config, spec=layout.spec, namespace=namespace, registry=registry)
         self.transfers = Transfers(
             self.cache,
@@ -201,7 +202,10 @@ class StoreTier:
             if not keys:
                 continue
             if event.kind == "stored":
-                self.lookups.stored(keys)
+                if self._judges:
+                    self.lookups.accepted(keys)  # to be asked: whether they are worth loading is known then
+                else:
+                    self.lookups.stored(keys)
                 self._tell(keys, removed=False)
             elif len(self.cache.config.l2) == 1:
                 self._gone(keys)

@@ -188,6 +188,15 @@ def test_four_ranks_agree(open_ranks: OpenRanks) -> None:
     assert on_each(caches, lambda c: read(c, key)) == [(5, True, True)] * 4
 
 
+@pytest.mark.parametrize("rank", range(4))
+def test_a_hole_on_any_one_rank_is_a_hole_of_all(open_ranks: OpenRanks, rank: int) -> None:
+    caches = open_ranks(4)
+    key = key_of("tokens", N)
+    store(caches, key, {rank: 3})
+
+    assert [found.blocks for found in on_each(caches, lambda c: c.lookup(key))] == [3] * 4
+
+
 def test_prefetch_and_writes_are_each_ranks_own(open_ranks: OpenRanks) -> None:
     """They ask no question, so a rank may make them alone."""
     caches = open_ranks()

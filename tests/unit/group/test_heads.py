@@ -177,3 +177,14 @@ def test_tensors_that_do_not_fit_are_refused(config: Any) -> None:
             cache.get(key, torch.zeros((N, 3, 3), dtype=torch.bfloat16))
         with pytest.raises(SpecMismatchError, match="takes a tensor or a sequence of tensors"):
             cache.put(key, object())  # type: ignore[arg-type]
+
+
+def test_each_part_may_take_its_share_of_the_time_to_compute(config: Any) -> None:
+    ranges = [(0, 1), (1, 4), (4, 6)]
+    configured = config | {"gate": {"prefill_tokens_per_s": 1000}}
+    with HeadCache.open(configured, spec=SPEC, namespace=WHOLE, stored_heads=ranges) as cache:
+        assert [stats.prefill_tokens_per_s for stats in cache.stats().values()] == pytest.approx([3000] * 3)
+    with HeadCache.open(config, spec=SPEC, namespace=WHOLE, stored_heads=ranges) as cache:
+        for _ in range(3):
+            cache.note_prefill(1000, 1.0)
+        assert [stats.prefill_tokens_per_s for stats in cache.stats().values()] == pytest.approx([3000] * 3)

@@ -198,3 +198,19 @@ def test_a_finished_request_leaves_nothing_behind() -> None:
     assert half.n_requests == 0
     stray: Sequence[BlockRun] = half.plan(later_step(requests[0], 8, 1)).saves
     assert stray == ()
+
+
+def test_a_plan_says_how_many_tokens_it_computes_and_behind_how_many() -> None:
+    half, old, new = half_of(), Request("a", range(40)), Request("b", range(100, 120))
+    begin(half, old)
+    begin(half, new)
+    assert (half.plan(first_step(old, [1, 2], 0, 30)).tokens, half.plan(first_step(old, [1], 0, 8)).context_tokens) == (
+        30,
+        0,
+    )
+    step = later_step(old, 30, 10)
+    step.scheduled_new_reqs = first_step(new, [3], 0, 20).scheduled_new_reqs
+    step.num_scheduled_tokens[new.request_id] = 20
+    plan = half.plan(step)
+    assert (plan.tokens, plan.context_tokens) == (30, 10)  # 10 tokens behind 30 others, 20 behind none
+    assert half.plan(Output()).context_tokens == 0

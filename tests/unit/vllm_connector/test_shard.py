@@ -6,7 +6,7 @@ from types import SimpleNamespace as Attributes
 from typing import Any
 
 import pytest
-from kvstore_vllm.connector_shard import Place, block_tokens_of, check_engine, shard_of
+from kvstore_vllm.connector_shard import Place, block_tokens_of, check_engine, in_one_process, shard_of
 from kvstore_vllm.identity import ModelIdentity
 
 from kvstore.errors import NotSupportedError
@@ -131,3 +131,12 @@ def test_context_parallelism_is_refused(name: str) -> None:
 def test_hashes_of_another_size_are_refused() -> None:
     with pytest.raises(NotSupportedError, match="8 tokens at a time"):
         block_tokens_of(groups(FullAttentionSpec(), per_hash=8))
+
+
+@pytest.mark.parametrize(
+    ("tp", "executor", "expected"), [(1, "uni", True), (1, "mp", False), (2, "mp", False), (1, None, False)]
+)
+def test_scheduler_and_worker_share_a_cache_in_one_process_only(tp: int, executor: str | None, expected: bool) -> None:
+    vllm_config = config(0, tp=tp)
+    vllm_config.parallel_config.distributed_executor_backend = executor
+    assert in_one_process(vllm_config) is expected
