@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 if TYPE_CHECKING:
     from kvstore.cache import KVCache
-    from kvstore.config import Config, DefaultsConfig, L1Config, TierConfig
+    from kvstore.config import Config, DefaultsConfig, GateConfig, L1Config, TierConfig
     from kvstore.errors import (
         BackendError,
         BackendFullError,
@@ -34,6 +34,7 @@ if TYPE_CHECKING:
         SpecMismatchError,
         UnknownKeyError,
     )
+    from kvstore.explain import BlockReport, Cause, TierReport
     from kvstore.heads import HeadCache
     from kvstore.hookspecs import hookimpl
     from kvstore.keys import BlockExtra, BlockHashKey, KVCacheKey, TokenKey
@@ -59,15 +60,18 @@ __all__ = [
     "BackendUnavailableError",
     "BlockExtra",
     "BlockHashKey",
+    "BlockReport",
     "BlockSpec",
     "BlockStatus",
     "CapacityError",
+    "Cause",
     "ClosedError",
     "Config",
     "ConfigError",
     "CorruptRecordError",
     "DeadlineError",
     "DefaultsConfig",
+    "GateConfig",
     "HeadCache",
     "Health",
     "KVCache",
@@ -92,6 +96,7 @@ __all__ = [
     "SpecMismatchError",
     "Stats",
     "TierConfig",
+    "TierReport",
     "TokenKey",
     "Transfer",
     "UnknownKeyError",
@@ -101,7 +106,8 @@ __all__ = [
 
 _MODULES: Final[dict[str, tuple[str, ...]]] = {
     "kvstore.cache": ("KVCache",),
-    "kvstore.config": ("Config", "DefaultsConfig", "L1Config", "TierConfig"),
+    "kvstore.config": ("Config", "DefaultsConfig", "GateConfig", "L1Config", "TierConfig"),
+    "kvstore.explain": ("BlockReport", "Cause", "TierReport"),
     "kvstore.heads": ("HeadCache",),
     "kvstore.hookspecs": ("hookimpl",),
     "kvstore.keys": ("BlockExtra", "BlockHashKey", "KVCacheKey", "TokenKey"),

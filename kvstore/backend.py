@@ -196,7 +196,8 @@ class BackendContext:
         removed: Call with a list of names when records left the medium by eviction; cheap,
             thread-safe.
         read_only: Open without creating or changing anything; raise if nothing is there.
-        block_bytes: Raw bytes of one block of the cache that opens the tier; 0 when unknown.
+        block_bytes: Raw bytes of one block of the cache that opens the tier, with what sealing adds
+            to it where the tier's codec seals; 0 when unknown.
         logger: For at most one line per event.
     """
 
@@ -335,6 +336,17 @@ class Backend(ABC):
 
     def drop(self, name_prefix: bytes) -> None:
         """Reclaim, in the background or bit by bit, records whose name starts with the prefix."""
+
+    def namespaces(self) -> list[bytes]:
+        """Return the descriptions of namespaces that are kept beside the data, as ``namespace_json`` gave them.
+
+        They are for people and tools, such as ``explain``, which asks for them seldom.  What is missing or
+        cannot be read is left out; a few hundred are enough.  The default knows none.
+
+        Raises:
+            BackendError: The medium failed.
+        """
+        return []
 
     def scan(self) -> Iterator[RecordInfo]:
         """List stored records in any order.

@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any, Final, Self
 
 from kvstore.agreed_reads import chunk_blocks
 from kvstore.config import Config, load_config
-from kvstore.errors import CapacityError, ClosedError
+from kvstore.errors import ClosedError
 from kvstore.events import CacheInfo
 from kvstore.group import Agreement
 from kvstore.keys import KVCacheKey
 from kvstore.l1.lease import Lease
+from kvstore.l2.shelf import Coding
 from kvstore.namespace import Namespace, cautions
 from kvstore.opened import Opened
 from kvstore.plugins import Registry
@@ -33,6 +34,7 @@ from kvstore.watch import unwatch, watch
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from kvstore.explain import BlockReport
     from kvstore.l1.reservation import Reservation
     from kvstore.results import Lookup
     from kvstore.stats import Health, Stats
@@ -117,7 +119,7 @@ class KVCache:
     ) -> KVCache:
         registry = registry if registry is not None else Registry.discover()
         loaded = load_config(config, registry)
-        identity = Identity(spec, namespace, namespace.digest(spec))
+        identity = Identity(spec, namespace, namespace.digest(spec), Coding.of(loaded))
         for caution in cautions(namespace):
             logger.warning(caution)
         cache = cls(loaded, identity, registry, agreement)
@@ -227,15 +229,7 @@ class KVCache:
         Raises:
             ConfigError: L1 is disabled.
         """
-        state = self._use(key)
-        l1 = state.l1("prefetch")
-
-        def load(cancelled: threading.Event) -> int:
-            entries = state.loads.pin(key, cancelled)
-            l1.unpin(entries)
-            return len(entries)
-
-        return state.prefetcher.submit(load)
+        return self._use(key).prefetch(key)
 
     def stream(self, key: KVCacheKey) -> Iterator[LayerGroup]:
         """Yield the layers of the longest available prefix in order, later ones being read meanwhile.
@@ -275,15 +269,7 @@ class KVCache:
             ConfigError: L1 is disabled.
             CapacityError: The key has more blocks than L1 has slots.
         """
-        state = self._use(key)
-        l1 = state.l1("allocate")
-        if len(key) > l1.pool.n_slots:
-            msg = (
-                f"allocate() of {len(key)} blocks, but L1 has {l1.pool.n_slots} slots; "
-                "split the key or raise l1.capacity"
-            )
-            raise CapacityError(msg)
-        return state.writes.reserve(key, l1)
+        return self._use(key).allocate(key)
 
     def delete(self, key: KVCacheKey) -> int:
         """Delete the blocks of ``key`` from every tier; returns how many were present.
@@ -312,7 +298,27 @@ class KVCache:
         """
         self._use().flush(timeout)
 
+    def note_prefill(self, tokens: int, seconds: float, *, context_tokens: int = 0) -> None:
+        """Say how long the engine took to compute tokens, so that loads slower than that are declined.
+
+        Cheap; what makes no sense is ignored.  Connectors call it; see ``[gate]`` of the config.
+
+        Args:
+            tokens: Tokens of one forward pass of a prefill, above 0.
+            seconds: What it took, without the time to load or store anything.
+            context_tokens: Tokens of the prompt before them.
+        """
+        self._use().stack.gate.note_prefill(tokens, seconds, context_tokens)
+
     # -- state
+
+    def explain(self, key: KVCacheKey) -> list[BlockReport]:
+        """Say for each block and tier why a read would find it there or miss it, and what to do.
+
+        For people and tools: reads records to verify them, within the deadline, and changes nothing.  A cache
+        with a ``group`` explains its own rank.
+        """
+        return self._use(key).explain(key)
 
     def stats(self) -> Stats:
         """Counters of the cache, of L1 and of every tier."""

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Final
 
+from kvstore.history import Event
 from kvstore.l2.write_queue import Request
 from kvstore.queueing import placed
 
@@ -167,6 +168,7 @@ class Demotions:
         for open_tier in self._tiers if lacking else ():
             if open_tier.tier.bit & lacking:
                 open_tier.tier.counters.add(lost_from_l1=1)
+                open_tier.tier.history.note((entry.digest,), Event.DROPPED, "left L1 unwritten")
 
     def drain(self, deadline: float) -> None:
         """At close: queue the blocks that no tier holds, the most valuable first, while there is time."""

@@ -156,6 +156,11 @@ class MemoryBackend(Backend):
             for name in [n for n in self._records if n.startswith(name_prefix)]:
                 self._remove(name)
 
+    def namespaces(self) -> list[bytes]:
+        """Its own only: nobody else can see these records."""
+        context = self._opened()
+        return [context.namespace_json.encode()] if context.namespace else []
+
     def scan(self) -> Iterator[RecordInfo]:
         """List what is stored at the time of the call."""
         self._opened()

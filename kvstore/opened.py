@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from kvstore.agreed_reads import AgreedReads
-from kvstore.errors import ConfigError, DeadlineError, KeyMismatchError
+from kvstore.errors import CapacityError, ConfigError, DeadlineError, KeyMismatchError
+from kvstore.explaining import Explanation
 from kvstore.group import LOCAL_SHARE
 from kvstore.keys import KVCacheKey
 from kvstore.loads import Loads
@@ -18,8 +19,12 @@ from kvstore.types import BlockStatus
 from kvstore.writes import Writes
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    from kvstore.explain import BlockReport
     from kvstore.group import Agreement
     from kvstore.l1.cache import L1Cache
+    from kvstore.l1.reservation import Reservation
     from kvstore.stack import Stack
     from kvstore.stats import Health, Stats
     from kvstore.tensors import Rows
@@ -75,6 +80,41 @@ class Opened:
             msg = f"{call}() needs L1, and l1.enabled is false; enable it or use get() and put()"
             raise ConfigError(msg)
         return self.stack.l1
+
+    def prefetch(self, key: KVCacheKey) -> Future[int]:
+        """Load the available prefix into L1 in the background.
+
+        Raises:
+            ConfigError: L1 is disabled.
+        """
+        l1 = self.l1("prefetch")
+
+        def load(cancelled: threading.Event) -> int:
+            entries = self.loads.pin(key, cancelled)
+            l1.unpin(entries)
+            return len(entries)
+
+        return self.prefetcher.submit(load)
+
+    def allocate(self, key: KVCacheKey) -> Reservation:
+        """Reserve writable L1 blocks.
+
+        Raises:
+            ConfigError: L1 is disabled.
+            CapacityError: The key has more blocks than L1 has slots.
+        """
+        l1 = self.l1("allocate")
+        if len(key) > l1.pool.n_slots:
+            msg = (
+                f"allocate() of {len(key)} blocks, but L1 has {l1.pool.n_slots} slots; "
+                "split the key or raise l1.capacity"
+            )
+            raise CapacityError(msg)
+        return self.writes.reserve(key, l1)
+
+    def explain(self, key: KVCacheKey) -> list[BlockReport]:
+        """Say for each block why it hits or misses; bounded like a read."""
+        return Explanation(self.stack, key, self.loads.until()).reports()
 
     def submit_get(self, key: KVCacheKey, rows: Rows, *, each: bool) -> Transfer:
         """Get in the background.

@@ -27,7 +27,7 @@ from kvstore.l2.writer import Writer
 if TYPE_CHECKING:
     from kvstore.config import Config, TierConfig
     from kvstore.events import EventKind
-    from kvstore.l2.shelf import CodecShelf
+    from kvstore.l2.shelf import CodecShelf, Coding
     from kvstore.namespace import Namespace
     from kvstore.plugins import Registry
     from kvstore.plugins.descriptors import Admit
@@ -49,11 +49,13 @@ class Identity:
         spec: Shape and dtype of its blocks.
         namespace: Who computed them.
         digest: 16 bytes covering both.
+        coding: How its records are made and who must have made them.
     """
 
     spec: BlockSpec
     namespace: Namespace
     digest: bytes
+    coding: Coding
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +118,9 @@ class TierOpener:
         """
         config = self._config.l2[index]
         settings = self._settings(index, config)
+        seals = self._seals(settings)
         backend = self._registry.create_backend(config.backend)
-        _open_in_time(backend, self._context(settings), config.backend)
+        _open_in_time(backend, self._context(settings, seals=seals), config.backend)
         tier = Tier(settings, backend)
         gauge = Gauge(tier)
         stored = self._listeners.event
@@ -147,7 +150,25 @@ class TierOpener:
         l1 = self._config.l1
         return l1.capacity // 4 if l1.enabled else _QUEUE_WITHOUT_L1
 
-    def _context(self, settings: TierSettings) -> BackendContext:
+    def _seals(self, settings: TierSettings) -> bool:
+        """Whether the tier's codec seals; makes it once, so that what is wrong with it shows at open.
+
+        Raises:
+            ConfigError: It cannot be used as it is set up.
+            PluginError: It is broken, or the backend's choice although it seals.
+        """
+        config, plugin = settings.config, settings.plugin
+        if config.codec != "auto":
+            return self._shelf.seals(config.codec)
+        if self._shelf.seals(plugin.default_codec):
+            msg = (
+                f"backend {plugin.name!r} chooses the codec {plugin.default_codec!r}, which seals; that is for the "
+                f"config to decide: name it in tier {config.name!r}, or another codec"
+            )
+            raise PluginError(msg)
+        return False
+
+    def _context(self, settings: TierSettings, *, seals: bool) -> BackendContext:
         config, spec = settings.config, self._identity.spec
         capacity = config.capacity
         return BackendContext(
@@ -158,7 +179,7 @@ class TierOpener:
             namespace=self._identity.digest,
             namespace_json=self._identity.namespace.to_json(spec),
             removed=lambda names: self._listeners.removed(settings, names),
-            block_bytes=spec.nbytes,
+            block_bytes=spec.nbytes + (self._shelf.shape.longest_seal_bytes if seals else 0),
         )
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvstore.backend import PutHint
+from kvstore.history import Event
 from kvstore.l1.entry import Place
 from kvstore.l2.part import Part
 from kvstore.l2.write_queue import Request, Write
@@ -125,6 +126,7 @@ class Queueing:
         prefixes = {kind: tier.prefix_for_writes(kind) for kind in {place.kind for place, _ in todo}}
         if l1 is None or None in prefixes.values():
             tier.counters.add(refused_medium=len(todo))
+            tier.history.note([entry.digest for _, entry in todo], Event.REFUSED, "unavailable")
             return []
         l1.pin([entry for _, entry in todo])
         writes = []
@@ -159,6 +161,7 @@ class Queueing:
         prefix = tier.prefix_for_writes(key.kind) if blocks else None
         if prefix is None:
             tier.counters.add(refused_medium=len(blocks))
+            tier.history.note([key.digests[i] for i in blocks], Event.REFUSED, "unavailable")
             return []
         taken: list[bytes] = []
         for i in blocks:
@@ -173,6 +176,7 @@ class Queueing:
                 break
             taken.append(key.digests[i])
         tier.counters.add(refused_queue_full=len(blocks) - len(taken))
+        tier.history.note([key.digests[i] for i in blocks[len(taken) :]], Event.QUEUE_FULL)
         return taken
 
 

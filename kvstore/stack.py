@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import logging
 import threading
@@ -15,6 +16,8 @@ from kvstore.counting import Counting
 from kvstore.demotion import Demotions
 from kvstore.errors import BackendError, KVStoreError
 from kvstore.events import CacheEvent, EventKind
+from kvstore.gate import Gate
+from kvstore.history import Event, History
 from kvstore.l1.cache import L1Cache
 from kvstore.l1.device_cache import DeviceCache
 from kvstore.l1.pinned import accelerator_in_use
@@ -38,6 +41,7 @@ _UPKEEP_JOIN_S: Final = 0.5  # a round takes milliseconds unless a medium hangs
 _CLOSE_S: Final = 4.0  # of the 5 s a close may take; the rest is for the backends
 _DRAIN_SHARE: Final = 0.6  # of that, for queueing blocks that only L1 holds
 _SETTLED_ROUNDS: Final = 10  # upkeep rounds after which uses are told to tiers for hot blocks again
+_EVICTED_BLOCKS: Final = 1 << 12  # of L1, remembered for explain: 0.4 MiB
 _MAX_EVENTS: Final = 4096  # per upkeep round; more are dropped rather than held
 
 
@@ -68,6 +72,8 @@ class Stack:
         self.identity = identity
         self.registry = registry
         self.counters = Counting(CacheCounters())
+        self.gate = Gate(config.gate, identity.spec.block_tokens)
+        """Says which tiers are not worth asking, because the engine computes faster."""
         self.seen = SeenOnce()
         """Blocks that a tier delivered once; the second time they are promoted into L1."""
         self.put_once = SeenOnce()
@@ -78,6 +84,7 @@ class Stack:
         self.events = Events(wanted=bool(self._observers))
         self.marks = threading.Lock()
         """Guards the ``stored`` and ``pending`` masks of L1 entries."""
+        self.l1_history = History()
         self.l1 = self._make_l1()
         self.queueing = Queueing(self.l1, self.marks, identity.spec.nbytes)
         self.demotions = self._make_demotions()
@@ -85,7 +92,8 @@ class Stack:
         """Open tiers in lookup order; replaced as a whole when one joins."""
         self.hot_tiers: tuple[OpenTier, ...] = ()
         listeners = TierListeners(self._removed, self._cleared_elsewhere, self._emit)
-        shelf = CodecShelf(registry, identity.spec, identity.digest)
+        shelf = CodecShelf(registry, identity.spec, identity.digest, identity.coding)
+        shelf.check()
         opener = TierOpener(config, identity, registry, shelf, listeners)
         self._absent = AbsentTiers(opener, self._joined)
         self._changing = threading.Lock()
@@ -117,6 +125,7 @@ class Stack:
             lambda capacity_blocks: self.registry.create_policy(config.policy, capacity_blocks),
         )
         l1.reclaim = self._take_back
+        l1.keep_evicted(_EVICTED_BLOCKS)
         near = DeviceCache.open(config.device, self.identity.spec.nbytes, config.device_capacity)
         if near is not None:
             l1.keep_near(near)
@@ -134,6 +143,7 @@ class Stack:
         with self._changing:
             late = self._stop.is_set()
             if not late:
+                self.gate.join(open_tier.reader)
                 tiers = sorted((*self.tiers, open_tier), key=lambda t: t.tier.settings.index)
                 self.tiers = tuple(tiers)
                 self.hot_tiers = tuple(t for t in tiers if t.admit == "hot")
@@ -149,9 +159,13 @@ class Stack:
         return sum(open_tier.writer.take_back(blocks) for open_tier in self.tiers)
 
     def _cleared_elsewhere(self) -> None:
-        if self.l1 is not None:
-            self.l1.clear()
+        self.clear_l1("by another cache or process")
         self.forget()
+
+    def clear_l1(self, by: str) -> None:
+        """Empty L1 and remember what was there."""
+        if self.l1 is not None:
+            self.l1_history.note(self.l1.clear(), Event.CLEARED, by)
 
     def forget(self) -> None:
         """Drop what is remembered about uses, after a clear."""
@@ -181,6 +195,7 @@ class Stack:
         for open_tier in self.tiers:
             if open_tier.tier.name == settings.name:
                 open_tier.tier.counters.add(evicted=len(names))
+                open_tier.tier.note_names(names, Event.EVICTED)
         self._emit("removed", settings.name, digests)
 
     def _emit(self, kind: EventKind, tier: str, digests: Sequence[bytes], detail: str = "") -> None:
@@ -217,18 +232,25 @@ class Stack:
             cache=self.counters.snapshot(),
             l1=None if self.l1 is None else self.l1.counters,
             tiers=tuple(self._tier_stats(t) for t in self.tiers),
+            prefill_tokens_per_s=self.gate.prefill_tokens_per_s,
         )
 
     def _tier_stats(self, open_tier: OpenTier) -> TierStats:
         tier = open_tier.tier
         counters, queued = tier.counters.snapshot(), open_tier.writer.queued_bytes
-        usage = open_tier.gauge.usage()
-        if usage is None:
-            return TierStats(tier.name, counters, queued)
-        return TierStats(
+        learned = open_tier.reader.times.known
+        stats = TierStats(
             name=tier.name,
             counters=counters,
             queued_bytes=queued,
+            load_latency_s=0.0 if learned is None else learned.latency_s,
+            load_bytes_per_s=0.0 if learned is None else learned.bytes_per_s(self.identity.spec.nbytes),
+        )
+        usage = open_tier.gauge.usage()
+        if usage is None:
+            return stats
+        return dataclasses.replace(
+            stats,
             records=usage.records,
             payload_bytes=usage.payload_bytes,
             file_bytes=usage.file_bytes,
@@ -239,11 +261,16 @@ class Stack:
     def health(self) -> Health:
         """State of every tier."""
         tiers = {t.tier.name: _health_of(t.tier) for t in self.tiers}
-        tiers |= {name: TierHealth("down", error) for name, error in self._absent.errors.items()}
+        tiers |= {name: TierHealth("down", error) for name, error in self.absent_errors.items()}
         if all(t.state == "ok" for t in tiers.values()):
             return Health("ok", tiers)
         serving = self.l1 is not None or any(t.state != "down" for t in tiers.values())
         return Health("degraded" if serving else "down", tiers)
+
+    @property
+    def absent_errors(self) -> dict[str, str]:
+        """Why each tier that is left out could not be opened, by its name."""
+        return self._absent.errors
 
     # -- end
 

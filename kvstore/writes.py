@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kvstore.delivery import snapshot
+from kvstore.history import Event, Note
 from kvstore.l1.reservation import Reservation
 from kvstore.l2.part import Part
 from kvstore.l2.write_queue import Request
@@ -42,7 +43,21 @@ class Writes:
         l1 = self._stack.l1
         accepted = self._put_l1(l1, key, rows) if l1 is not None else self._put_staged(key, rows)
         self._stack.counters.add(puts=accepted, put_refused=len(key) - accepted)
+        if accepted < len(key):
+            self._note_refused(key.digests[accepted:])
         return accepted
+
+    def _note_refused(self, digests: Sequence[bytes]) -> None:
+        """Remember why a put ended early: no slots in L1, or without L1 what befell its first refused block."""
+        stack = self._stack
+        if stack.l1 is not None:
+            stack.l1_history.note(digests, Event.REFUSED, "full")
+            stack.l1.evicted_lately(digests, forget=True)
+        for open_tier in stack:
+            history = open_tier.tier.history
+            first = history.of(digests[:1])[0] if stack.l1 is None else Note(Event.REFUSED, 0.0, "L1 was full")
+            if first is not None:
+                history.note(digests, first.event, first.detail)
 
     def _put_l1(self, l1: L1Cache, key: KVCacheKey, rows: Rows) -> int:
         resident = l1.pin_each(key.digests)
@@ -146,6 +161,7 @@ class Writes:
             prefix = open_tier.tier.prefix_for_writes(key.kind)
             if prefix is None:
                 open_tier.tier.counters.add(refused_medium=1)
+                open_tier.tier.history.note([digest], Event.REFUSED, "unavailable")
             elif open_tier.writer.enqueue([staged(key, i, raw, prefix, request)]):
                 taken.add(digest)
                 done += 1
@@ -170,6 +186,8 @@ class Writes:
             here = self._stack.l1.contains(digests)
             found.update(d for d, there in zip(digests, here, strict=True) if there)
             self._stack.l1.delete(digests)
+            self._stack.l1_history.note(list(found), Event.DELETED)
+            self._stack.l1.evicted_lately(list(found), forget=True)  # which was an earlier story
         self._stack.seen.forget(digests)
         self._stack.settled.forget(digests)
         for open_tier in self._stack:
@@ -187,8 +205,7 @@ class Writes:
         for open_tier in self._stack:
             open_tier.writer.cancel(None, 0.0)
             open_tier.tier.clear()
-        if self._stack.l1 is not None:
-            self._stack.l1.clear()
+        self._stack.clear_l1("by this process")
         self._stack.forget()
         self._stack.counters.add(clears=1)
 

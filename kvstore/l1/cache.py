@@ -230,12 +230,21 @@ class L1Cache:
         with self._lock:
             return sum(map(self._index.remove, digests))
 
-    def clear(self) -> None:
-        """Remove every block like :meth:`delete`, and start a new generation."""
+    def clear(self) -> list[bytes]:
+        """Remove every block like :meth:`delete`, and start a new generation.
+
+        Returns:
+            Digests of what was resident, and of the remembered evicted blocks, which are forgotten.
+        """
         self._enter()
         with self._lock:
-            self._index.clear()
+            index = self._index
+            digests = [*(index.evicted or ()), *index.entries]
+            if index.evicted is not None:
+                index.evicted.clear()
+            index.clear()
             self.generation += 1
+        return digests
 
     def room(self) -> tuple[int, int]:
         """Return the free slots, and the blocks evicted since open."""
@@ -268,6 +277,16 @@ class L1Cache:
         """Remember the digests of the last ``n_blocks`` evicted blocks for :meth:`drain_evicted`."""
         with self._lock:
             self._index.evicted = deque(maxlen=n_blocks)
+
+    def evicted_lately(self, digests: Sequence[bytes], *, forget: bool = False) -> set[bytes]:
+        """Which of these blocks are among the remembered evicted ones; may forget them. Looks through all of those."""
+        with self._lock:
+            remembered = self._index.evicted or ()
+            found = set(digests).intersection(remembered)
+            if found and forget:
+                kept = [digest for digest in remembered if digest not in found]
+                self._index.evicted = deque(kept, maxlen=self._index.evicted.maxlen) if self._index.evicted else None
+        return found
 
     def drain_evicted(self) -> list[bytes]:
         """Return and forget the remembered digests, oldest first; their bytes are gone."""

@@ -15,6 +15,7 @@ class TierCounters:
     lookups: int = 0
     hits: int = 0
     misses: int = 0
+    gated: int = 0
     bytes_out: int = 0
     stored: int = 0
     stored_raw_bytes: int = 0
@@ -27,6 +28,7 @@ class TierCounters:
     lost_from_l1: int = 0
     reread: int = 0
     corrupt: int = 0
+    unauthenticated: int = 0
     key_mismatch: int = 0
     spec_mismatch: int = 0
     io_errors: int = 0

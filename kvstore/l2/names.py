@@ -77,9 +77,10 @@ class TierNames:
         self._newest = (prefix, digests, run)
         return run
 
-    def renew(self) -> None:
-        """Begin a new epoch and let the backend reclaim the old one."""
+    def renew(self) -> bytes:
+        """Begin a new epoch, let the backend reclaim the old one and return the new one."""
         old = name_prefix(self._namespace, self._backend.epoch(self._namespace))
         epoch = self._backend.epoch(self._namespace, bump=True)
         self._named = (epoch, name_prefix(self._namespace, epoch))
         self._backend.drop(old)
+        return epoch

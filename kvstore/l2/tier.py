@@ -17,6 +17,7 @@ from kvstore.errors import (
     BackendUnavailableError,
     KVStoreError,
 )
+from kvstore.history import Event, History
 from kvstore.l2.answers import checked, raise_failure, raise_unknown
 from kvstore.l2.border import READING, Border
 from kvstore.l2.counters import TierCounters
@@ -38,6 +39,7 @@ T = TypeVar("T")
 logger = logging.getLogger("kvstore.tier")
 
 _STORED: Final = frozenset({PutStatus.STORED, PutStatus.EXISTS})
+_COUNTER_OF_REASON: Final = {"key": "key_mismatch", "spec": "spec_mismatch", "tag": "unauthenticated"}
 _LOG_INTERVAL_S: Final = 60.0
 _WORKERS: Final = 4  # 2-4 threads saturate a local disk
 _PARALLEL_WORKERS: Final = 16  # these only wait for the backend's own threads, one for each read under way
@@ -78,7 +80,9 @@ class Tier:
         self.backend = backend
         self.counters = Counting(TierCounters())
         self._border = Border(settings.name, settings.plugin.name, self.counters, settings.deadline_s, self._changed)
-        self._names = TierNames(backend, settings.namespace, settings.on_new_epoch)
+        self._names = TierNames(backend, settings.namespace, self._new_epoch)
+        self.history = History()
+        """What happened to blocks here, for ``explain``."""
         self.bit = 1 << settings.index
         """This tier's bit in an L1 entry's ``stored`` and ``pending`` masks."""
         capabilities = backend.capabilities
@@ -111,6 +115,10 @@ class Tier:
 
     def _changed(self, side: str, state: str) -> None:
         self.emit("tier", (), f"{side} {state}")
+
+    def _new_epoch(self) -> None:
+        self.history.clear("by another cache or process")
+        self.settings.on_new_epoch()
 
     def emit(self, kind: EventKind, digests: Sequence[bytes], detail: str = "") -> None:
         """Queue an event about this tier for the observers."""
@@ -195,6 +203,12 @@ class Tier:
         call = self.call()
         return self.guarded("epoch", lambda: self.in_worker(lambda: self._names.prefix(kind), call))
 
+    def note_names(self, names: Sequence[bytes], event: Event, detail: str = "") -> None:
+        """Remember what happened to records; those of other namespaces and epochs are no business of ours."""
+        mine = self._names.known_prefix(0)
+        if mine is not None:
+            self.history.note([name[17:] for name in names if name.startswith(mine[:16])], event, detail)
+
     # -- existence
 
     def presence(self, part: Part, call: Call) -> list[Presence]:
@@ -258,17 +272,19 @@ class Tier:
         return checked(operation, answer, expected)
 
     def put(self, items: Sequence[PutItem], call: Call) -> list[PutStatus]:
-        """Store records in the current thread; a failing backend gives UNAVAILABLE for each."""
+        """Store records in the current thread; a backend that does not answer gives UNAVAILABLE for each."""
+        said: list[PutStatus] = []
 
         def store() -> list[PutStatus]:
             statuses = self.checked("put_many", self.backend.put_many(items, call), len(items))
+            said.extend(statuses)
             if not _STORED.intersection(statuses):
                 raise_failure(statuses, self.name)
             return statuses
 
         statuses = self.guarded("put_many", store)
         if statuses is None:
-            return [PutStatus.UNAVAILABLE] * len(items)
+            return said or [PutStatus.UNAVAILABLE] * len(items)
         self._note_refusal("" if _STORED.intersection(statuses) else statuses[0].value if statuses else "")
         return statuses
 
@@ -287,9 +303,10 @@ class Tier:
         A caller's thread does not wait for a writer.
         """
         reason = bad.error.reason
-        counter = {"key": "key_mismatch", "spec": "spec_mismatch"}.get(reason, "corrupt")
+        counter = _COUNTER_OF_REASON.get(reason, "corrupt")
         self.counters.add(**{counter: 1})
         self.emit("corrupt", (bad.name[-32:],), reason)
+        self.note_names((bad.name,), Event.CORRUPT, reason)
         call = self.call()
         call.run = bad.run
 
@@ -318,6 +335,19 @@ class Tier:
         with contextlib.suppress(BackendUnavailableError):  # the thread is stuck, which is known already
             self._notes.submit(Job(lambda: self.guarded("touch_many", note), patience_s=self.settings.deadline_s))
 
+    def in_background(self, work: Callable[[], None], patience_s: float) -> bool:
+        """Run something that nobody waits for; False when it is not, since the thread is stuck or the tier closed.
+
+        Args:
+            work: Ends by itself, within the deadlines of its calls.
+            patience_s: After so long its thread counts as stuck.
+        """
+        try:
+            self._notes.submit(Job(work, patience_s=patience_s))
+        except BackendUnavailableError:
+            return False
+        return True
+
     def delete(self, part: Part) -> int:
         """Delete blocks; 0 when the tier could not be asked."""
         call = self.call()
@@ -325,12 +355,16 @@ class Tier:
         def drop() -> int:
             return self.backend.delete_many(self.names_of(part, call), call)
 
-        return self.guarded("delete_many", lambda: self.in_worker(drop, call)) or 0
+        deleted = self.guarded("delete_many", lambda: self.in_worker(drop, call))
+        if deleted is not None:
+            self.history.note(part.digests, Event.DELETED)
+        return deleted or 0
 
     def clear(self) -> None:
         """Start a new epoch and let the backend reclaim the old one."""
         call = self.call()
-        self.guarded("clear", lambda: self.in_worker(self._names.renew, call))
+        if self.guarded("clear", lambda: self.in_worker(self._names.renew, call)) is not None:
+            self.history.clear("by this process")
 
     # -- upkeep
 

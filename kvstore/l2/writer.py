@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Final
 
 from kvstore.backend import BatchShape, Capability, PutItem
 from kvstore.errors import PluginError
+from kvstore.history import Event
 from kvstore.l2.codec_choice import CodecChoice
 from kvstore.l2.write_queue import Request, Write, WriteQueue
 from kvstore.types import WRITE_PRIORITY, Call, Presence, PutStatus
@@ -74,6 +75,12 @@ class Writer:
         """Raw bytes that the queue would take now."""
         return 0 if self._closing else max(0, self._limit_bytes - self._queued_bytes)
 
+    def waiting(self, digests: Sequence[bytes]) -> set[bytes]:
+        """Which of these blocks are queued or being written; looks through the whole queue."""
+        with self._lock:
+            coming = {write.meta.digest for write in self._queue}.union(*self._in_flight.values())
+        return coming.intersection(digests)
+
     def enqueue(self, writes: Sequence[Write]) -> int:
         """Queue writes in order until the byte bound; returns how many were taken.
 
@@ -92,6 +99,7 @@ class Writer:
                     self._work_comes.notify()
         if taken < len(writes):
             self._tier.counters.add(refused_queue_full=len(writes) - taken)
+            self._note(writes[taken:], Event.QUEUE_FULL)
         return taken
 
     def _add(self, write: Write) -> None:
@@ -115,14 +123,14 @@ class Writer:
         """Give up the newest queued writes to free what they pin; returns how many."""
         with self._lock:
             victims = self._queue.take_newest(blocks)
-        self._abandon(victims)
+        self._abandon(victims, Event.DROPPED)
         return len(victims)
 
     def cancel(self, digests: frozenset[bytes] | None, timeout_s: float) -> None:
         """Drop queued writes of some digests (None: all) and wait for those in flight."""
         with self._lock:
             dropped = self._queue.remove(digests)
-        self._abandon(dropped)
+        self._abandon(dropped, Event.CLEARED if digests is None else Event.DELETED)
         with self._lock:
             self._work_ends.wait_for(lambda: not self._busy_with(digests), timeout_s)
 
@@ -130,10 +138,11 @@ class Writer:
         batches = self._in_flight.values()
         return any(batch if digests is None else batch & digests for batch in batches)
 
-    def _abandon(self, writes: Sequence[Write]) -> None:
+    def _abandon(self, writes: Sequence[Write], event: Event) -> None:
         if not writes:
             return
         self._tier.counters.add(stores_dropped=len(writes))
+        self._note(writes, event)
         for write in writes:
             write.release(stored=False)
         self._settle(writes)
@@ -188,6 +197,7 @@ class Writer:
             except Exception:  # border: the thread must survive whatever one batch does
                 logger.exception("tier %r: a batch of %d blocks was lost", self._tier.name, len(batch))
                 self._finish(batch, [PutStatus.UNAVAILABLE] * len(batch))
+                self._note(batch, Event.REFUSED, "a bug, see the log")
             finally:
                 with self._lock:
                     self._in_flight[number] = set()
@@ -261,6 +271,8 @@ class Writer:
             records = [encoder.encode(w.raw, w.meta) for w in todo]
             # tail first: later items of a call are the more valuable ones on a medium that evicts
             items = [_item(w, r) for w, r in zip(todo, records, strict=True)][::-1]
+            # before the put, which may evict some of these again
+            self._tier.note_names([w.name for w in todo], Event.STORED)
             statuses = self._tier.put(items, call)[::-1]
             self._count(todo, records, statuses)
         finally:
@@ -279,12 +291,18 @@ class Writer:
         )
         if stored:
             self._on_stored([w.meta.digest for w, _ in stored])
+        for status in {s for s in statuses if s not in _OK}:
+            self._note([w for w, s in zip(todo, statuses, strict=True) if s is status], Event.REFUSED, status.value)
+
+    def _note(self, writes: Sequence[Write], event: Event, detail: str = "") -> None:
+        self._tier.history.note([write.meta.digest for write in writes], event, detail)
 
     def _finish(self, writes: Sequence[Write], statuses: Sequence[PutStatus] | None) -> None:
         """Release each block; no statuses means all of them were there already."""
         if statuses is None:
             if writes:
                 self._tier.counters.add(already_stored=len(writes))
+                self._tier.note_names([write.name for write in writes], Event.STORED)
             statuses = [PutStatus.EXISTS] * len(writes)
         for write, status in zip(writes, statuses, strict=True):
             write.release(stored=status in _OK)

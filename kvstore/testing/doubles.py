@@ -100,6 +100,10 @@ class WrappingBackend(Backend):
         """Drop through."""
         self.around("drop", lambda: self.inner.drop(name_prefix))
 
+    def namespaces(self) -> list[bytes]:
+        """Ask the inner backend."""
+        return self.around("namespaces", self.inner.namespaces)
+
     def scan(self) -> Iterator[RecordInfo]:
         """List the inner backend's records."""
         return self.around("scan", self.inner.scan)

@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import subprocess
 import sys
+from typing import Final
 
 import pytest
 
-from kvstore.backend import Backend
+from kvstore.backend import Backend, Capability
 from kvstore.config import Config, load_config
 from kvstore.errors import UnknownKeyError
 from kvstore.plugins.options import option_fields
+from kvstore.testing.laws.deletes import eventually
 from kvstore.testing.neighbour import environment
+from kvstore.testing.samples import item_of, put_all
 from kvstore.testing.store import Store
+
+_KEPT_S: Final = 2.0  # it may be written in the background
 
 _IMPORTED = """
 import importlib, sys
@@ -23,6 +29,10 @@ importlib.import_module(sys.argv[1])
 for name in sorted({m.partition(".")[0] for m in set(sys.modules) - before} - sys.stdlib_module_names):
     print(name)
 """
+
+
+def _keeps(backend: Backend, text: bytes) -> bool:
+    return text in backend.namespaces()
 
 
 class SettingsLaws:
@@ -61,6 +71,22 @@ class SettingsLaws:
     def test_facts_are_text(self, backend: Backend) -> None:
         facts = backend.describe()
         assert {type(text) for pair in facts.items() for text in pair} <= {str}
+
+    def test_a_description_of_a_namespace_is_kept_as_it_was_given_or_not_at_all(self, store: Store) -> None:
+        texts: dict[bytes, bytes] = {}
+        kept = False
+        for i in (1, 2):
+            namespace, text = bytes([i]) * 16, f'{{"digest": "{i:02x}", "model": "caf\u00e9 {i}"}}\n'
+            texts[text.encode()] = namespace
+            with store.opened(namespace=namespace, namespace_json=text) as backend:
+                put_all(backend, [item_of(i)])
+                kept = eventually(functools.partial(_keeps, backend, text.encode()), _KEPT_S)
+                foreign = [one for one in backend.namespaces() if one not in texts]
+                assert foreign == []
+                assert kept or backend.namespaces() == []
+        if store.has(Capability.PERSISTENT):
+            with store.opened(read_only=True) as backend:
+                assert not kept or set(backend.namespaces()) == set(texts)
 
     def test_the_descriptor_is_sound(self, store: Store) -> None:
         assert [finding for finding in store.registry.check(store.target.plugin) if not finding.ok] == []

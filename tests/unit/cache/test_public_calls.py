@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 from pathlib import Path
 from typing import Any
 
@@ -186,6 +187,18 @@ def test_stats_add_up_and_health_is_ok(cache: KVCache, spec: BlockSpec, make_key
     assert cache.health().state == "ok"
 
 
+def test_stats_and_health_are_json_for_programs(cache: KVCache, spec: BlockSpec, make_key: MakeKey) -> None:
+    cache.put(make_key(7), blocks_of(spec, 7))
+    cache.flush(10)
+
+    stats, health = json.loads(cache.stats().to_json()), json.loads(cache.health().to_json())
+
+    assert stats["tiers"][0]["counters"]["stored"] == 7
+    assert stats["l1"] == cache.stats().to_dict()["l1"]
+    assert health == cache.health().to_dict()
+    assert health["tiers"].keys() == {tier["name"] for tier in stats["tiers"]}
+
+
 def test_an_empty_key_is_no_work(cache: KVCache, spec: BlockSpec, make_key: MakeKey) -> None:
     key, nothing = make_key(0), torch.zeros((0, *spec.shape), dtype=torch.bfloat16)
 
@@ -228,8 +241,11 @@ def test_every_public_call_takes_this_kind_of_key(
     note("get_each", cache.get_each(key, out))
     note("submit_get", cache.submit_get(key, out).wait(10))
     note("stream", [group.n_blocks for group in cache.stream(key)])
+    note("explain", [(report.present, report.reachable) for report in cache.explain(key)])
     note("stats", cache.stats().cache.puts)
     note("health", cache.health().state)
+    cache.note_prefill(64, 1.0)
+    note("note_prefill")
     if has_l1:
         note("prefetch", cache.prefetch(key).result(10))
         with cache.acquire(key) as lease:
@@ -247,6 +263,7 @@ def test_every_public_call_takes_this_kind_of_key(
     counts = {name: called[name] for name in ("put", "lookup", "get", "submit_get", "delete", "stats")}
     assert counts == dict.fromkeys(counts, 4)
     assert called["stream"] == [4]
+    assert called["explain"] == [(True, True)] * 4
     assert called["contains_each"] == [Presence.PRESENT] * 4
     assert called["get_each"] == [BlockStatus.DELIVERED] * 4
     assert same_bytes(out, blocks)
