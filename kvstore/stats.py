@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -68,6 +69,10 @@ class TierStats:
         capacity_bytes: The configured bound, 0 when unbounded.
         orphaned_bytes: Bytes of records that no prefix reaches, because their parent left the medium;
             0 when the tier does not look.
+        load_latency_s: Seconds that a read takes besides its bytes, as the newest reads say; 0 when they
+            cannot tell it from the bandwidth.
+        load_bytes_per_s: Raw bytes that a second of reading brings, as the newest reads say; 0 before four
+            of them, or when more bytes take no longer.
     """
 
     name: str
@@ -78,6 +83,8 @@ class TierStats:
     file_bytes: int = -1
     capacity_bytes: int = 0
     orphaned_bytes: int = 0
+    load_latency_s: float = 0.0
+    load_bytes_per_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,8 @@ class Stats:
         l1: The L1 cache; None when it is disabled.
         tiers: The L2 tiers in lookup order.
         group: The agreement with other ranks; None without a group.
+        prefill_tokens_per_s: The engine's prefill speed at the beginning of a prompt, as configured or
+            learned; 0 while it is not known.
     """
 
     cache_id: str
@@ -97,10 +106,15 @@ class Stats:
     l1: L1Counters | None
     tiers: tuple[TierStats, ...] = ()
     group: GroupCounters | None = None
+    prefill_tokens_per_s: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
         """Plain dicts and numbers, ready for JSON."""
         return dataclasses.asdict(self)
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as one line of JSON, for programs."""
+        return json.dumps(self.to_dict(), allow_nan=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,3 +152,7 @@ class Health:
             "tiers": {n: dataclasses.asdict(t) for n, t in self.tiers.items()},
         }
         return plain if self.group is None else plain | {"group": dataclasses.asdict(self.group)}
+
+    def to_json(self) -> str:
+        """:meth:`to_dict` as one line of JSON, for programs."""
+        return json.dumps(self.to_dict(), allow_nan=False)

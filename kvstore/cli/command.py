@@ -83,9 +83,39 @@ def add_store_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "store", nargs="?", metavar="STORE", help="config file, or directory of a store (same as --config)"
     )
+    add_store_options(parser)
+
+
+def add_store_options(parser: argparse.ArgumentParser) -> None:
+    """Add them without STORE itself."""
     parser.add_argument("--config", metavar="FILE", help="config file (the one that KVSTORE_CONFIG names)")
     parser.add_argument("--tier", metavar="NAME", help="only this tier of the config")
     parser.add_argument("--backend", metavar="NAME", help="backend when STORE is a directory (lmdb)")
+
+
+def count_argument(text: str) -> int:
+    """Read an argument that counts something.
+
+    Raises:
+        argparse.ArgumentTypeError: It is no whole number of at least 1.
+    """
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
+    return int(text)
+
+
+def bytes_argument(text: str) -> int:
+    """Read an argument that is a size.
+
+    Raises:
+        argparse.ArgumentTypeError: It is none.
+    """
+    from kvstore.config.units import parse_bytes
+
+    try:
+        return parse_bytes(text)
+    except ValueError as e:
+        raise argparse.ArgumentTypeError(f"{text!r} is no size ({e}); write it as in 500MiB or 10GiB") from e
 
 
 def example_text(examples: Sequence[tuple[str, str]]) -> str:

@@ -8,7 +8,7 @@ import sys
 import time
 from typing import TYPE_CHECKING, Any, Final, Protocol, runtime_checkable
 
-from kvstore.cli.command import EXIT_OK, Command, Subcommands, add_command, add_store_arguments
+from kvstore.cli.command import EXIT_OK, Command, Subcommands, add_command, add_store_arguments, bytes_argument
 from kvstore.cli.output import plural, print_json, progress, size
 from kvstore.errors import ConfigError, NotSupportedError
 
@@ -54,7 +54,9 @@ def add_to(commands: Subcommands) -> None:
     )
     add_store_arguments(parser)
     parser.add_argument("--older-than", type=_age, metavar="TIME", help="not used for this time: 12h, 7d, 4w")
-    parser.add_argument("--max-bytes", type=_bytes, metavar="SIZE", help="keep at most this much of each tier: 10GiB")
+    parser.add_argument(
+        "--max-bytes", type=bytes_argument, metavar="SIZE", help="keep at most this much of each tier: 10GiB"
+    )
     parser.add_argument("--dry-run", action="store_true", help="delete nothing, only say what would go")
 
 
@@ -68,15 +70,6 @@ def _age(text: str) -> float:
         return parse_seconds(text)
     except ValueError as e:
         raise argparse.ArgumentTypeError(f"{text!r} is no time; write it as in 30min, 12h, 7d or 4w") from e
-
-
-def _bytes(text: str) -> int:
-    from kvstore.config.units import parse_bytes
-
-    try:
-        return parse_bytes(text)
-    except ValueError as e:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size ({e}); write it as in 500MiB or 10GiB") from e
 
 
 def _run(args: argparse.Namespace) -> int:

@@ -8,7 +8,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from kvstore.cli.command import Command, Subcommands, add_command, add_store_arguments, store_exit_code
+from kvstore.cli.command import (
+    Command,
+    Subcommands,
+    add_command,
+    add_store_arguments,
+    count_argument,
+    store_exit_code,
+)
 from kvstore.cli.output import age, plural, print_json, size, table
 from kvstore.errors import CorruptRecordError
 
@@ -39,10 +46,10 @@ class _Listing:
 
         known = {"tier": self.store.tier.name, "name": info.name.hex(), "kind": KINDS.get(info.name[16:17][0], "?")}
         try:
-            head = parse_head(view)
+            head = parse_head(view, info.nbytes)
         except CorruptRecordError as e:
             self.corrupt += 1
-            self.emit(known | {"stored_bytes": view.nbytes, "corrupt": e.reason})
+            self.emit(known | {"stored_bytes": info.nbytes, "corrupt": e.reason})
             return
         self.emit(
             known
@@ -54,7 +61,7 @@ class _Listing:
                 "tokens": head.block_tokens,
                 "codec": self.store.codec_name(head.codec_id),
                 "raw_bytes": head.raw_bytes,
-                "stored_bytes": view.nbytes,
+                "stored_bytes": info.nbytes,
                 "created": head.created,
                 "last_use": info.last_use or None,
             }
@@ -78,23 +85,17 @@ def add_to(commands: Subcommands) -> None:
         ),
     )
     add_store_arguments(parser)
-    parser.add_argument("--limit", type=_count, metavar="N", help="stop after N records of each tier")
-
-
-def _count(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least 1")
-    return int(text)
+    parser.add_argument("--limit", type=count_argument, metavar="N", help="stop after N records of each tier")
 
 
 def _run(args: argparse.Namespace) -> int:
-    from kvstore.cli.store import open_stores, read_all, unread
+    from kvstore.cli.store import open_stores, read_heads, unread
 
     corrupt = unreadable = 0
     for store in open_stores(args):
         records: list[dict[str, Any]] = []
         listing = _Listing(store, print_json if args.json else records.append)
-        unreadable += unread(read_all(store.backend, listing.visit, limit=args.limit))
+        unreadable += unread(read_heads(store.backend, listing.visit, limit=args.limit))
         corrupt += listing.corrupt
         if not args.json:
             print("\n".join(_lines(store, records, listing.corrupt)))

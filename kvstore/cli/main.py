@@ -8,7 +8,21 @@ import sys
 from collections.abc import Sequence
 
 import kvstore
-from kvstore.cli import check_config, demo_command, doctor, gc, init, ls, plugins, stat, verify
+from kvstore.cli import (
+    check_config,
+    demo_command,
+    diff,
+    doctor,
+    explain,
+    export,
+    gc,
+    import_command,
+    init,
+    ls,
+    plugins,
+    stat,
+    verify,
+)
 from kvstore.cli.command import EXIT_CODES, EXIT_INTERRUPTED, EXIT_USAGE, example_text, exit_code_of
 from kvstore.cli.output import print_json
 from kvstore.errors import KVStoreError
@@ -40,7 +54,21 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kvstore {kvstore.__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", dest="command")
-    for module in (demo_command, init, check_config, doctor, plugins, ls, stat, verify, gc):
+    for module in (
+        demo_command,
+        init,
+        check_config,
+        doctor,
+        plugins,
+        ls,
+        stat,
+        explain,
+        verify,
+        gc,
+        export,
+        import_command,
+        diff,
+    ):
         module.add_to(commands)
     return parser
 

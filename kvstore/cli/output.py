@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 _UNITS: Final = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _MINUTE: Final = 60
 _HOUR: Final = 60 * _MINUTE
 _DAY: Final = 24 * _HOUR
+_SHOWN_CHARS: Final = 160  # the name of a member of an archive takes 100
+_REDRAW_S: Final = 0.1  # more often than that nobody reads a line
+_ESTIMATE_AFTER_S: Final = 2.0  # before that, opening and first reads count too much
 
 
 def size(nbytes: float) -> str:
@@ -42,9 +46,15 @@ def plural(count: int, noun: str) -> str:
     return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
-def print_json(value: Any) -> None:
-    """Print one JSON document on one line."""
-    print(json.dumps(value, ensure_ascii=False, default=str))
+def printable(text: str) -> str:
+    """Show text that somebody else wrote: no control characters that a terminal would obey, and not too long."""
+    shown = "".join(c if c.isprintable() else "?" for c in text)
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[: _SHOWN_CHARS - 3]}..."
+
+
+def print_json(value: Any, *, to_errors: bool = False) -> None:
+    """Print one JSON document on one line; to standard error where the output is something else."""
+    print(json.dumps(value, ensure_ascii=False, default=str), file=sys.stderr if to_errors else sys.stdout)
 
 
 def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[str]:
@@ -65,11 +75,20 @@ def table(rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> list[s
     return lines
 
 
+class Advance(Protocol):
+    """Tells the progress of long work."""
+
+    def __call__(self, steps: int, nbytes: int = 0) -> None:
+        """So many more steps are done, in which so many bytes were moved."""
+        ...
+
+
 @contextmanager
-def progress(what: str, total: int, *, shown: bool | None = None) -> Iterator[Callable[[int], None]]:
+def progress(what: str, total: int, *, shown: bool | None = None) -> Iterator[Advance]:
     """Show the progress of long work on standard error, and only on a terminal.
 
-    A bar when the package ``rich`` is installed, a counter in place otherwise.
+    Steps done, bytes and their rate where bytes are told, and the time that is left where the total
+    is known: as a bar when the package ``rich`` is installed, as a line in place otherwise.
 
     Args:
         what: One or two words.
@@ -77,32 +96,82 @@ def progress(what: str, total: int, *, shown: bool | None = None) -> Iterator[Ca
         shown: Overrides the question whether standard error is a terminal.
 
     Yields:
-        ``advance(steps)``.
+        ``advance(steps, nbytes=0)``.
     """
     if not (sys.stderr.isatty() if shown is None else shown):
-        yield lambda steps: None  # noqa: ARG005 - nothing to show
+        yield lambda steps, nbytes=0: None  # noqa: ARG005 - nothing to show
         return
     try:
         from rich.console import Console
-        from rich.progress import Progress
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
     except ImportError:
         yield from _plain_progress(what, total)
         return
-    with Progress(console=Console(stderr=True), transient=True) as bar:
-        task = bar.add_task(what, total=total or None)
-        yield lambda steps: bar.advance(task, steps)
+    moved = TextColumn("{task.fields[moved]}")
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), moved, TimeRemainingColumn())
+    pace = _Pace(total)
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task(what, total=total or None, moved="")
+
+        def advance(steps: int, nbytes: int = 0) -> None:
+            pace.add(steps, nbytes)
+            bar.update(task, advance=steps, moved=pace.moved())
+
+        yield advance
 
 
-def _plain_progress(what: str, total: int) -> Iterator[Callable[[int], None]]:
-    done = 0
+class _Pace:
+    """How far work is, and how fast."""
 
-    def advance(steps: int) -> None:
-        nonlocal done
-        done += steps
-        sys.stderr.write(f"\r{what}: {done:,}" + (f" of {total:,}" if total else ""))
+    def __init__(self, total: int) -> None:
+        self._began = time.monotonic()
+        self._total = total
+        self._nbytes = 0
+        self.done = 0
+
+    def add(self, steps: int, nbytes: int) -> None:
+        """Count what was done."""
+        self.done += steps
+        self._nbytes += nbytes
+
+    def moved(self) -> str:
+        """Bytes and their rate; empty as long as there are none."""
+        if not self._nbytes:
+            return ""
+        seconds = max(time.monotonic() - self._began, 1e-3)
+        return f"{size(self._nbytes)}, {self._nbytes / 1e6 / seconds:,.0f} MB/s"
+
+    def line(self) -> str:
+        """Everything in one line."""
+        parts = [f"{self.done:,}" + (f" of {self._total:,}" if self._total else ""), self.moved()]
+        taken_s = time.monotonic() - self._began
+        if 0 < self.done < self._total and taken_s >= _ESTIMATE_AFTER_S:
+            left_s = taken_s * (self._total - self.done) / self.done
+            parts.append(f"{age(left_s)} left")
+        return ", ".join(part for part in parts if part)
+
+
+def _plain_progress(what: str, total: int) -> Iterator[Advance]:
+    pace = _Pace(total)
+    shown_at, width = 0.0, 0
+
+    def show() -> None:
+        nonlocal width
+        line = f"{what}: {pace.line()}"
+        sys.stderr.write(f"\r{line.ljust(width)}")
         sys.stderr.flush()
+        width = len(line)
+
+    def advance(steps: int, nbytes: int = 0) -> None:
+        nonlocal shown_at
+        pace.add(steps, nbytes)
+        if time.monotonic() - shown_at >= _REDRAW_S:
+            shown_at = time.monotonic()
+            show()
 
     try:
         yield advance
     finally:
-        sys.stderr.write("\n" if done else "")
+        if pace.done:
+            show()
+            sys.stderr.write("\n")

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 from kvstore.cli.command import Command, Subcommands, add_command, add_store_arguments, store_exit_code
 from kvstore.cli.namespaces import identity_lines, read_documents
 from kvstore.cli.output import age, plural, print_json, progress, ratio, size
-from kvstore.errors import BackendError, CorruptRecordError
+from kvstore.cli.records import Known, LivePrefixes, orphans
+from kvstore.errors import CorruptRecordError
 
 if TYPE_CHECKING:
     from kvstore.backend import RecordInfo
@@ -19,21 +20,26 @@ if TYPE_CHECKING:
 
 _DESCRIPTION = """\
 Sums up a store: where it lies, how full it is, and for each namespace (one model, one block layout)
-how many records and tokens it holds, their raw and stored bytes, their codecs and their age. Reads
-the head of every record. The store is opened read-only, also while other processes use it."""
+how many records and tokens it holds, their raw and stored bytes, their codecs, when they were written
+and last used, and how many of them no prompt reaches. Reads the head of every record. The store is
+opened read-only, also while other processes use it."""
 
 
 @dataclass(slots=True)
 class _Sum:
-    """Totals of one namespace."""
+    """Totals of one namespace; times are Unix seconds, None where the medium knows none."""
 
     records: int = 0
     tokens: int = 0
     raw_bytes: int = 0
     stored_bytes: int = 0
     cleared: int = 0
+    orphans: int = 0
+    orphaned_bytes: int = 0
     oldest: int = 0
     newest: int = 0
+    first_use: float | None = None
+    last_use: float | None = None
     codecs: dict[str, int] = field(default_factory=dict)
 
 
@@ -42,15 +48,16 @@ class _Tally:
     """Totals of one store."""
 
     store: Store
+    prefixes: LivePrefixes
     namespaces: dict[bytes, _Sum] = field(default_factory=dict)
     corrupt: int = 0
-    prefixes: dict[bytes, bytes | None] = field(default_factory=dict)
+    reachable: dict[bytes, Known] = field(default_factory=dict)
 
     def visit(self, info: RecordInfo, view: memoryview) -> None:
         from kvstore.record import parse_head
 
         try:
-            head = parse_head(view)
+            head = parse_head(view, info.nbytes)
         except CorruptRecordError:
             self.corrupt += 1
             return
@@ -58,24 +65,25 @@ class _Tally:
         total.records += 1
         total.tokens += head.block_tokens
         total.raw_bytes += head.raw_bytes
-        total.stored_bytes += view.nbytes
+        total.stored_bytes += info.nbytes
         total.oldest = min(total.oldest or head.created, head.created)
         total.newest = max(total.newest, head.created)
+        if info.last_use:
+            total.first_use = min(total.first_use or info.last_use, info.last_use)
+            total.last_use = max(total.last_use or 0.0, info.last_use)
         codec = self.store.codec_name(head.codec_id)
         total.codecs[codec] = total.codecs.get(codec, 0) + 1
-        live = self._live_prefix(head.namespace)
-        total.cleared += live is not None and not info.name.startswith(live)
+        if self.prefixes.cleared(head.namespace, info.name):
+            total.cleared += 1
+        else:
+            self.reachable[info.name] = Known.of(info, head)
 
-    def _live_prefix(self, namespace: bytes) -> bytes | None:
-        """First 16 bytes of names that readers still look up; None when the store does not say."""
-        from kvstore.l2.names import name_prefix
-
-        if namespace not in self.prefixes:
-            try:
-                self.prefixes[namespace] = name_prefix(namespace, self.store.backend.epoch(namespace))
-            except BackendError:  # opened read-only, and no epoch was ever kept
-                self.prefixes[namespace] = None
-        return self.prefixes[namespace]
+    def count_orphans(self) -> None:
+        """Find the records whose beginning is gone, so that no prompt reaches them."""
+        for record in orphans(self.reachable):
+            total = self.namespaces[record.namespace]
+            total.orphans += 1
+            total.orphaned_bytes += record.nbytes
 
 
 def add_to(commands: Subcommands) -> None:
@@ -111,18 +119,19 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _stat(store: Store) -> dict[str, Any]:
-    from kvstore.cli.store import read_all, unread
+    from kvstore.cli.store import read_heads, unread
 
     usage = store.backend.usage()
-    tally = _Tally(store)
+    tally = _Tally(store, LivePrefixes(store.backend))
     with progress(f"stat {store.tier.name}", usage.records) as advance:
 
         def visit(info: RecordInfo, view: memoryview) -> None:
             tally.visit(info, view)
             advance(1)
 
-        statuses = read_all(store.backend, visit)
-    documents = read_documents(store)
+        statuses = read_heads(store.backend, visit)
+    tally.count_orphans()
+    documents = read_documents(store, tally.namespaces)
     return {
         "tier": store.tier.name,
         "backend": store.tier.backend,
@@ -141,11 +150,10 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
     usage = report["usage"]
     yield f"tier {report['tier']!r} ({report['backend']})"
     bound = f" of {size(usage['capacity_bytes'])}" if usage["capacity_bytes"] else ""
-    yield f"  {plural(usage['records'], 'record')} take {size(usage['payload_bytes'])}{bound}"
+    records = report["corrupt"] + sum(entry["records"] for entry in report["namespaces"])
+    yield f"  {plural(records, 'record')} take {size(usage['payload_bytes'])}{bound}"
     if usage["file_bytes"]:
         yield f"  files: {size(usage['file_bytes'])}"
-    if usage["orphaned_bytes"]:
-        yield f"  orphaned: {size(usage['orphaned_bytes'])} whose beginning is gone, so that no prompt reaches them"
     for name, value in report["facts"].items():
         yield f"  {name}: {value}"
     for entry in report["namespaces"]:
@@ -166,5 +174,11 @@ def _namespace_lines(entry: dict[str, Any]) -> Iterator[str]:
     now = time.time()
     first, last = age(now - entry["oldest"]), age(now - entry["newest"])
     yield f"written {last} ago" if first == last else f"written between {first} and {last} ago"
+    if entry["last_use"] is not None:
+        earliest, latest = age(now - entry["first_use"]), age(now - entry["last_use"])
+        yield f"used {latest} ago" if earliest == latest else f"last used between {earliest} and {latest} ago"
+    if entry["orphans"]:
+        gone = f"{plural(entry['orphans'], 'record')} ({size(entry['orphaned_bytes'])})"
+        yield f"orphaned: {gone} whose beginning is gone, so that no prompt reaches them"
     if entry["cleared"]:
         yield f"{plural(entry['cleared'], 'record')} of these were cleared and wait for their space to be reclaimed"

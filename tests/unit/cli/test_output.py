@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from kvstore.cli.output import age, plural, progress, ratio, size, table
+from kvstore.cli.output import age, plural, printable, progress, ratio, size, table
 
 
 @pytest.mark.parametrize(
@@ -38,6 +38,11 @@ def test_ratio_of_nothing_is_a_dash() -> None:
 
 def test_one_is_singular() -> None:
     assert [plural(n, "record") for n in (0, 1, 1000)] == ["0 records", "1 record", "1,000 records"]
+
+
+def test_what_others_wrote_is_shown_without_control_characters() -> None:
+    assert printable("model/ä-1\x1b[2J\n\u202e") == "model/ä-1?[2J??"
+    assert len(printable("x" * 1000)) == 160
 
 
 def test_table_aligns_and_leaves_no_trailing_blanks() -> None:

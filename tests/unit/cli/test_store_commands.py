@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +87,20 @@ def test_stat_tells_people_model_layout_and_ratio(store: Path, capsys: pytest.Ca
         str(store),
     ):
         assert part in text
+
+
+def test_stat_counts_what_no_prompt_reaches(
+    store: Path, names: list[bytes], capsys: pytest.CaptureFixture[str]
+) -> None:
+    (entry,) = run_json(capsys, "stat", str(store))[0]["namespaces"]
+    assert (entry["orphans"], entry["orphaned_bytes"]) == (0, 0)
+    assert 0 < entry["first_use"] <= entry["last_use"] <= time.time()
+    with opened(store) as backend:
+        backend.delete_many([names[1]], Call.within(5))
+    (entry,) = run_json(capsys, "stat", str(store))[0]["namespaces"]
+    assert (entry["records"], entry["orphans"], entry["orphaned_bytes"]) == (2, 1, len(read(store, names[2])))
+    assert main(["stat", str(store)]) == EXIT_OK
+    assert "orphaned: 1 record" in capsys.readouterr().out
 
 
 @pytest.mark.usefixtures("names")
