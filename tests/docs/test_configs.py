@@ -9,7 +9,7 @@ import pytest
 from kvstore.config import effective, load_config
 from tests.docs.markdown import ROOT, CodeBlock, pages, parse
 
-SECTIONS = ("[l1]", "[defaults]", "[[l2]]")
+SECTIONS = ("[l1]", "[defaults]", "[gate]", "[[l2]]")
 FOREIGN = ('backend = "dirfiles"',)  # what a page shows how to write
 
 

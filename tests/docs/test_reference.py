@@ -12,7 +12,7 @@ import pytest
 
 from kvstore import errors, hookspecs
 from kvstore.cli.main import build_parser
-from kvstore.config import DefaultsConfig, L1Config, TierConfig
+from kvstore.config import DefaultsConfig, GateConfig, L1Config, TierConfig
 from kvstore.errors import CORRUPT_REASONS, KVStoreError
 from kvstore.plugins import TIER_KEYS, Registry
 from tests.docs.markdown import Page, page
@@ -35,6 +35,7 @@ def error_names() -> list[str]:
 def config_keys() -> list[str]:
     keys = [f"l1.{field.name}" for field in dataclasses.fields(L1Config)]
     keys += [f"defaults.{field.name}" for field in dataclasses.fields(DefaultsConfig)]
+    keys += [f"gate.{field.name}" for field in dataclasses.fields(GateConfig)]
     keys += [f"l2.{field.name}" for field in dataclasses.fields(TierConfig) if field.name in TIER_KEYS]
     for name in OWN_BACKENDS:
         options = Registry.discover().backend(name).options

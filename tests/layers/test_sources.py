@@ -14,8 +14,10 @@ from tests.layers.imports import ROOT, report, shipped_sources
 MAX_FILE_LINES = 400
 CODE_FOLDERS = ("kvstore", "backends", "plugins", "tests", "benchmarks", "examples")
 
-UNSAFE_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"})
-UNSAFE_CALLS = frozenset({"eval", "exec", "torch.load", "torch.save"})
+UNSAFE_MODULES = frozenset({"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "yaml"})
+UNSAFE_CALLS = frozenset(
+    {"eval", "exec", "compile", "__import__", "torch.load", "torch.save", "torch.jit.load", "torch.hub.load"}
+)
 EMPTY_NAME = re.compile(r"(^Base(?![a-z]))|Manager|Helper|Util(s|ities|ity)?$|Utils|Impl$")
 
 
@@ -37,9 +39,15 @@ def unsafe_loads(sources: Mapping[str, str]) -> list[str]:
             ]
         elif isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] in UNSAFE_MODULES:
             found.append(f"{module}:{node.lineno} {node.module}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in UNSAFE_CALLS:
+        elif isinstance(node, ast.Call) and (ast.unparse(node.func) in UNSAFE_CALLS or _allows_pickle(node)):
             found.append(f"{module}:{node.lineno} {ast.unparse(node.func)}")
     return found
+
+
+def _allows_pickle(call: ast.Call) -> bool:
+    """Whether numpy may unpickle what it reads or writes."""
+    given = [keyword.value for keyword in call.keywords if keyword.arg == "allow_pickle"]
+    return any(not (isinstance(value, ast.Constant) and value.value is False) for value in given)
 
 
 def empty_names(sources: Mapping[str, str]) -> list[str]:

@@ -198,3 +198,30 @@ def test_room_that_another_writer_takes_is_made_again(opener: Opener, monkeypatc
     monkeypatch.setattr(space.evictor, "make_room", overtaken)
     assert put(backend, [one(61, 4 * KIB)]) == [PutStatus.STORED]
     assert thefts == 8
+
+
+def test_room_that_a_listing_found_and_others_took_is_made_by_evicting(
+    opener: Opener, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    backend = opener(MemMedium(), SWEPT, capacity_bytes=64 * KIB)
+    assert backend._session is not None
+    space = backend._session.store.space
+    put(backend, [one(k) for k in range(60)])
+    excess, found, thefts = space.excess, [], []
+
+    def look_again() -> None:  # others have evicted
+        space._tally.nbytes -= 32 * KIB
+        found.append(True)
+
+    def taken_at_once(wanted_bytes: int = 0) -> int:
+        left = excess(wanted_bytes)
+        if found and left <= 0:  # and write again, as soon as somebody has looked
+            thefts.append(found.pop())
+            space._tally.nbytes += 32 * KIB
+            monkeypatch.setattr(space, "look_again", lambda: None)
+        return left
+
+    monkeypatch.setattr(space, "look_again", look_again)
+    monkeypatch.setattr(space, "excess", taken_at_once)
+    assert put(backend, [one(61, 4 * KIB)]) == [PutStatus.STORED]
+    assert thefts
