@@ -279,8 +279,10 @@ class Writer:
 
         The caller holds the write lock.
         """
+        if self._bound.spent():  # they stay queued
+            return False
         touches = self._take_touches(_TOUCHES_ALONE, newest=newest)
-        if not touches or self._bound.spent():
+        if not touches:
             return False
         with self._env.begin(write=True) as txn:
             self._apply_touches(txn, touches)

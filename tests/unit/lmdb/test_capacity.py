@@ -157,6 +157,22 @@ def test_what_was_used_a_moment_ago_is_not_evicted(opener: Opener) -> None:
     assert present(backend, oldest) == oldest
 
 
+def test_uses_stay_queued_while_the_file_has_no_page_to_spare(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
+    backend = opener(capacity_bytes=MIB)
+    put(backend, *[item_of(i, 100_000) for i in range(9)])
+    assert backend._session is not None
+    writer = backend._session.writer
+    assert writer is not None
+    backend.touch_many([name_of(8)])
+    with monkeypatch.context() as patch:
+        patch.setattr(writer._bound, "spent", lambda: True)
+        backend.maintain()
+        put(backend, item_of(9, 100_000))
+    assert list(writer._touched) == [name_of(8)]
+    backend.maintain()
+    assert not writer._touched
+
+
 def test_a_use_counts_when_the_clock_was_set_back(opener: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     backend = opener(capacity_bytes=MIB)
     put(backend, *[item_of(i, 100_000) for i in range(9)])
