@@ -1,7 +1,8 @@
-"""Stores that the commands move records between."""
+"""Stores that the commands look into and move records between."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,8 +10,24 @@ import pytest
 
 from kvstore.cli.command import EXIT_OK
 from kvstore.cli.main import main
-from tests.stateful.media import Place
+from tests.faults.s3_faults import S3FaultServer
+from tests.stateful.media import BUCKET, SHARED, Place
 from tests.unit.cli.tiers import MakeConfig, fill, write_config
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[S3FaultServer]:
+    with S3FaultServer(BUCKET) as server:
+        yield server
+
+
+@pytest.fixture(params=SHARED)
+def config(request: pytest.FixtureRequest, tmp_path: Path, server: S3FaultServer) -> Path:
+    """A config file of one tier; nothing is in its store."""
+    tier = Place(tmp_path, server.url).tier(request.param, tmp_path.name, capacity="64MiB")
+    path = tmp_path / "k.toml"
+    path.write_text("\n".join(["[l1]", "enabled = false", "[[l2]]", *(f'{k} = "{v}"' for k, v in tier.items())]))
+    return path
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK, EXIT_UNAVAILABLE, EXIT_U
 from kvstore.cli.main import main
 from kvstore.cli.store import Named, sites
 from tests.faults.s3_faults import Fault, S3FaultServer
-from tests.stateful.media import BUCKET, SHARED, Place
+from tests.stateful.media import Place
 from tests.support import blocks_of
 from tests.unit.cli.stores import damage, fill
 from tests.unit.cli.stores import key as key_of_stores
@@ -25,21 +25,6 @@ SPEC = BlockSpec(layers=4, kv_heads=1, head_dim=64, block_tokens=16, dtype="bflo
 NAMESPACE = Namespace(model="m", revision="r1")
 TOKENS = list(range(16 * 20))
 KEY = KVCacheKey.from_tokens(TOKENS, block_tokens=16)  # a pack of 16 and one of 4, where there are packs
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3FaultServer]:
-    with S3FaultServer(BUCKET) as server:
-        yield server
-
-
-@pytest.fixture(params=SHARED)
-def config(request: pytest.FixtureRequest, tmp_path: Path, server: S3FaultServer) -> Path:
-    """A config file of one tier; nothing is in its store."""
-    tier = Place(tmp_path, server.url).tier(request.param, tmp_path.name, capacity="64MiB")
-    path = tmp_path / "k.toml"
-    path.write_text("\n".join(["[l1]", "enabled = false", "[[l2]]", *(f'{k} = "{v}"' for k, v in tier.items())]))
-    return path
 
 
 @pytest.fixture

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,26 +13,10 @@ from kvstore import BlockSpec, KVCache, KVCacheKey, Namespace
 from kvstore.cli.command import EXIT_FINDINGS, EXIT_OK, EXIT_UNAVAILABLE
 from kvstore.cli.main import main
 from tests.faults.s3_faults import S3FaultServer
-from tests.stateful.media import BUCKET, SHARED, Place
 from tests.support import blocks_of
 
 SPEC = BlockSpec(layers=4, kv_heads=1, head_dim=64, block_tokens=16, dtype="bfloat16")
 KEY = KVCacheKey.from_tokens(range(16 * 20), block_tokens=16)  # a pack of 16 and one of 4, where there are packs
-
-
-@pytest.fixture(scope="module")
-def server() -> Iterator[S3FaultServer]:
-    with S3FaultServer(BUCKET) as server:
-        yield server
-
-
-@pytest.fixture(params=SHARED)
-def config(request: pytest.FixtureRequest, tmp_path: Path, server: S3FaultServer) -> Path:
-    """A config file of one tier; nothing is in its store."""
-    tier = Place(tmp_path, server.url).tier(request.param, tmp_path.name, capacity="64MiB")
-    path = tmp_path / "k.toml"
-    path.write_text("\n".join(["[l1]", "enabled = false", "[[l2]]", *(f'{k} = "{v}"' for k, v in tier.items())]))
-    return path
 
 
 @pytest.fixture
